@@ -1,0 +1,53 @@
+"""The engine's settings, as plain data that travels to the engine process. Control code: no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Quantization = Literal["auto", "none", "int8", "gptq", "awq"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine is started with; the fields are the flags of `heddle serve` that concern it.
+
+    `model` is always a local Hugging Face folder: hub names and `.gguf` files are turned into one before
+    (`core.checkpoint.resolve`).
+    """
+
+    model: str
+    quantization: Quantization = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "float16", "half", "bfloat16"] = "auto"
+    max_model_len: int | None = None
+    """None: the model's own `max_position_embeddings`."""
+    block_size: int = 16
+    """Tokens in one block."""
+    pool_memory: int | None = None
+    """Bytes of the block pool. None: on a CPU a quarter of what is available, at most 4 GiB; on CUDA what
+    `gpu_memory_utilization` leaves after the weights."""
+    gpu_memory_utilization: float = 0.9
+    swap_space: float = 4.0
+    """GiB of host memory for swapped sequences and host copies of adapters."""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_queued_requests: int = 4096
+    enable_prefix_caching: bool = True
+    max_lora_rank: int = 512
+    enforce_eager: bool = True
+    batch_invariant: bool | None = None
+    """None: on wherever it is measured to cost under 5 %."""
+    int8_activations: bool = False
+    quantize_head: bool = False
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
+    backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
+    """Which implementation of the operations runs; for tests and fault finding."""
+    seed: int = 0
+    """Seeds requests that bring none, together with a counter."""
+    num_threads: int | None = None
+    """CPU threads of the engine. None: every core the process may use."""
+    step_log: str | None = None
+    """A file that receives one JSON line per step (rows, sequences, adapters, milliseconds)."""
+    check_invariants: bool = False
+    """Verify the pool's conservation after each step; poison free blocks before it. For tests."""

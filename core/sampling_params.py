@@ -1,0 +1,106 @@
+"""How one request wants its tokens chosen. Control code: no torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_LOGPROBS = 20
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling settings of one request, OpenAI's and vLLM's names and meanings.
+
+    `validate` refuses what is out of bounds; constructing never does, so that a decoder can build the value first
+    and name the wrong field afterwards.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    max_tokens: int | None = 16
+    """None: whatever room the context and the pool leave."""
+    min_tokens: int = 0
+    temperature: float = 1.0
+    """0 is greedy; a tiny positive value equals greedy text."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1: off."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    """None: a fresh random seed. Any signed 64-bit value, 0 and -1 included, is a real seed."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """How many alternatives are reported with each new token (0: the chosen one alone); None: no log-probabilities."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+
+    def validate(self, vocab_size: int | None = None) -> None:
+        """Raise `ParamError` naming the first field that is out of bounds."""
+        finite = {
+            "temperature": (self.temperature, 0.0, 2.0),
+            "top_p": (self.top_p, 0.0, 1.0),
+            "min_p": (self.min_p, 0.0, 1.0),
+            "presence_penalty": (self.presence_penalty, -2.0, 2.0),
+            "frequency_penalty": (self.frequency_penalty, -2.0, 2.0),
+        }
+        for name, (value, low, high) in finite.items():
+            if not low <= value <= high:  # NaN fails both comparisons
+                raise ParamError(name, f"{name} must lie between {low:g} and {high:g}, got {value}")
+        if self.top_p == 0.0:
+            raise ParamError("top_p", "top_p must be above 0")
+        if not 0.0 < self.repetition_penalty <= 100.0:
+            raise ParamError("repetition_penalty", "repetition_penalty must lie above 0 and at most at 100")
+        if self.top_k < -1:
+            raise ParamError("top_k", f"top_k must be -1, 0 (both: off) or positive, got {self.top_k}")
+        _bounded("n", self.n, 1, MAX_N)
+        if self.best_of is not None:
+            _bounded("best_of", self.best_of, 1, MAX_N)
+            if self.best_of < self.n:
+                raise ParamError("best_of", f"best_of ({self.best_of}) must not be below n ({self.n})")
+        if self.max_tokens is not None:
+            _bounded("max_tokens", self.max_tokens, 0, 2**31 - 1)
+            if self.min_tokens > self.max_tokens:
+                raise ParamError("min_tokens", f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
+        _bounded("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.seed is not None:
+            _bounded("seed", self.seed, SEED_MIN, SEED_MAX)
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _bounded(name, count, 0, MAX_LOGPROBS)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise ParamError("stop", f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}")
+        if any(not text for text in self.stop):
+            raise ParamError("stop", "a stop string must not be empty")
+        for token, bias in self.logit_bias.items():
+            if not -100.0 <= bias <= 100.0:
+                raise ParamError("logit_bias", f"logit_bias of token {token} must lie between -100 and 100, got {bias}")
+        if vocab_size is not None:
+            _known("logit_bias", self.logit_bias, vocab_size)
+            _known("stop_token_ids", self.stop_token_ids, vocab_size)
+
+
+class ParamError(ValueError):
+    """A request field is out of bounds; `param` names it, the message says the limit."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def _bounded(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ParamError(name, f"{name} must be an integer from {low} to {high}, got {value!r}")
+
+
+def _known(name: str, tokens: "tuple[int, ...] | dict[int, float]", vocab_size: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise ParamError(name, f"{name}: token {token} is outside the vocabulary (0 to {vocab_size - 1})")

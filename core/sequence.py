@@ -1,0 +1,61 @@
+"""One sequence on its way through the engine. Control code: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .messages import AdapterUse, TokenLogprobs
+from .sampling_params import SamplingParams
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    """Queued: for its turn, for blocks, or for an adapter to come to the device."""
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    """Gave its blocks back and is queued again; its tokens so far are kept and it still holds its adapters."""
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """What is known of one sequence; owned by the scheduler, read by the runner.
+
+    `num_computed` tokens have their KV in `block_table`; everything from there to `len(self)` is still owed to the
+    model: a prompt at first, one token while decoding, more after a preemption.
+    """
+
+    key: int
+    group: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    adapters: tuple[AdapterUse, ...]
+    tenant: str
+    arrival: int
+    """Order of submission."""
+    max_tokens: int
+    """`params.max_tokens`, or the room there is where that is None."""
+    status: Status = Status.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    cached_tokens: int | None = None
+    """Prompt tokens served from the prefix cache at first admission; None until then."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Collected over the chunks of a prompt where they were asked for."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def scope(self) -> tuple[str, tuple[AdapterUse, ...]]:
+        """What the KV of its tokens depends on besides the tokens, and who may share it."""
+        return self.tenant, self.adapters
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens at positions start to stop of prompt and output together."""
+        prompt = len(self.prompt_token_ids)
+        if start >= prompt:
+            return self.output_token_ids[start - prompt : stop - prompt]
+        return self.prompt_token_ids[start:stop] + self.output_token_ids[: max(0, stop - prompt)]

@@ -1,0 +1,160 @@
+"""The operations a forward pass is made of: their contract, and the choice of who computes them.
+
+Every implementation (`reference`, `cpu`, `triton`) is a module with these functions. Shapes are written with T for
+tokens (rows) in the batch, S for sequences, H query heads, Hk key-value heads, D head_dim, K in_features, N
+out_features, P for (row, adapter) pairs, G for segments.
+
+**Order of sums.** For one output element the order of additions depends on K (in attention: on that token's own
+context) alone, never on T, on the chunk a token came in, on padding or on neighbours. An implementation that keeps this
+has `ROWS_INVARIANT = True`; `linear` through a vendor's matrix product does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+
+from .pool import Pool
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """Who attends to what in one step. Everything is on the pool's device."""
+
+    block_tables: torch.Tensor
+    """int32 [S, max blocks]: block ids of each sequence, in order; entries past its context are 0 and never read."""
+    cu_seqlens_q: torch.Tensor
+    """int32 [S + 1]: sequence s owns the rows cu_seqlens_q[s] : cu_seqlens_q[s + 1]."""
+    context_lens: torch.Tensor
+    """int32 [S]: tokens in the cache after this step's rows were written; the rows are the last of them."""
+    slot_mapping: torch.Tensor
+    """int64 [T]: where each row's K and V go, block id * block_size + offset."""
+
+
+@dataclass(frozen=True)
+class AdapterTables:
+    """Where resident adapters lie: one fixed arena for all, rewritten in place, indexed by slot.
+
+    Ranks of module m in layer l of the adapter in slot s: `ranks[s, l, m]` (0: not adapted). Its first row is entry
+    `first_row[s, l, m]` of `rows`; first come the `rank` rows of A (in_features values each), then the `rank` columns
+    of B (out_features values each). An entry of `rows` is a byte offset into the pool, divided by 16.
+    """
+
+    ranks: torch.Tensor
+    """int32 [slots, layers, 7]; the last axis in the order of `lora.base.MODULES`."""
+    first_row: torch.Tensor
+    """int32 [slots, layers, 7]"""
+    scales: torch.Tensor
+    """float32 [slots, layers, 7]: alpha/r, or as the adapter's config says."""
+    rows: torch.Tensor
+    """int32 [rows in the arena]"""
+    dtype: torch.dtype
+    """Of A and B in the pool."""
+
+
+@dataclass(frozen=True)
+class LoraBatch:
+    """Which rows of the step take which adapters.
+
+    Pairs are grouped: segment g is `pair_rows[starts[g] : starts[g + 1]]`, all through the adapter in `slots[g]`.
+    Within one segment a row occurs at most once. A row with several adapters occurs in several segments, whose order is
+    the order in which its deltas are added; a row without an adapter occurs in none.
+    """
+
+    tables: AdapterTables
+    pair_rows: torch.Tensor
+    """int32 [P]: the row of each pair."""
+    pair_weights: torch.Tensor
+    """float32 [P]: the request's weight for the adapter."""
+    starts: torch.Tensor
+    """int32 [G + 1]"""
+    slots: torch.Tensor
+    """int32 [G]"""
+
+
+class Ops(Protocol):
+    """What a model calls. Outputs are new tensors of x's dtype unless said otherwise; sums are in float32."""
+
+    ROWS_INVARIANT: bool
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N]. weight may be of a narrower float dtype."""
+
+    def linear_int8(
+        self, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]
+
+        x [T, K] float, weight [N, K] int8, scale [N] float32 (bitsandbytes' SCB / 127), -> [T, N].
+        """
+
+    def embedding(self, token_ids: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows of weight [vocab, hidden] for int64 ids [T], as `dtype`."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight, over the last axis of x [T, hidden]; the mean in float32."""
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """r = x + residual; returns (rms_norm(r), r). May write r into `residual`."""
+
+    def rope_and_write_kv(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        pool: Pool,
+        layer: int,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """Rotate q and k by halves (as Hugging Face's LLaMA) and put k and v into the pool; returns the rotated q.
+
+        q [T, H, D], k and v [T, Hk, D] (may be strided views of one fused output), positions int64 [T], cos and sin
+        float32 [max positions, D / 2].
+        """
+
+    def paged_attention(
+        self, q: torch.Tensor, pool: Pool, layer: int, batch: AttentionBatch, scale: float
+    ) -> torch.Tensor:
+        """Causal attention of the step's rows over their sequences' blocks -> [T, H, D].
+
+        Row i of sequence s (0-based among its q rows, q_len of them) stands at position context_len - q_len + i and
+        sees positions 0 to that. Query head h uses key-value head h // (H / Hk).
+        """
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(first half) * second half of [T, 2 * intermediate] -> [T, intermediate]."""
+
+    def add_lora(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        pool: Pool,
+        layer: int,
+        modules: Sequence[int],
+        offsets: Sequence[int],
+        lora: LoraBatch,
+    ) -> None:
+        """out[row, off : off + N_m] += weight * scale * (x[row] @ A.T) @ B.T, for each pair and each module m, in place.
+
+        x [T, K], out [T, sum of N_m]; `modules[i]` (index into MODULES) writes the columns that begin at `offsets[i]`
+        and end at `offsets[i + 1]`: offsets has one entry more than modules. The rank sums are float32, multiplied there by
+        weight * scale.
+        """
+
+
+def for_device(device: torch.device | str, backend: str = "auto") -> Ops:
+    """The implementation for `device`: "reference" and "cpu" run on a CPU, "reference" and "triton" on CUDA."""
+    kind = torch.device(device).type
+    if backend == "auto":
+        backend = "cpu" if kind == "cpu" else "reference"
+    module = {"reference": ".reference", "cpu": ".cpu", "triton": ".triton"}[backend]
+    return cast(Ops, importlib.import_module(module, __package__))
