@@ -1,15 +1,19 @@
 """What the API process and the engine process say to each other: msgspec structs, msgpack on the wire.
 
-The client sends commands, the engine answers with events, both in order. Each frame is a list of structs, so one
-write carries everything a step produced. Control code: no torch.
+The client sends commands, the engine answers with events, both in order. Each frame is a list of structs, so
+one write carries everything a step produced; its length goes before it. Control code: no torch.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from ..lora.adapter_memory import AdapterState as AdapterState
+from .config import EngineConfig
 from .sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -48,16 +52,20 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     adapters: list[AdapterUse] = []
     tenant: str = "public"
     on_cold: Literal["wait", "reject"] = "wait"
+    shorten: bool = False
+    """`params.max_tokens` is a default that nobody asked for: where there is less room, the room is taken."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Forget these sequences at once and free what they hold; unknown keys are ignored. They get no further event."""
+    """Forget these sequences at once and free what they hold; unknown keys are ignored. They get no further
+    event."""
 
     keys: list[int]
 
 
 class KnowAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="know"):
-    """From now on `digest` may be used; its canonical file lies at `path`. Nothing is loaded yet. Idempotent."""
+    """From now on `digest` may be used; its canonical file lies at `path`. Nothing is loaded yet.
+    Idempotent."""
 
     digest: str
     path: str
@@ -78,7 +86,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load"):
 
 
 class EvictAdapter(msgspec.Struct, frozen=True, tag="evict"):
-    """Take `digest` off the device (and out of host memory, to="disk"); `Reply` with `adapter_in_use` if used."""
+    """Take `digest` off the device (and out of host memory, to="disk"); `Reply` with `adapter_in_use` if
+    used."""
 
     call: int
     digest: str
@@ -103,7 +112,17 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Finish nothing, free everything, end the process with status 0."""
 
 
-Command = Generate | Abort | KnowAdapter | ForgetAdapter | LoadAdapter | EvictAdapter | PinAdapter | GetMemory | Shutdown
+Command = (
+    Generate
+    | Abort
+    | KnowAdapter
+    | ForgetAdapter
+    | LoadAdapter
+    | EvictAdapter
+    | PinAdapter
+    | GetMemory
+    | Shutdown
+)
 
 # ------------------------------------------------------------------ events: engine -> client
 
@@ -111,8 +130,8 @@ Command = Generate | Abort | KnowAdapter | ForgetAdapter | LoadAdapter | EvictAd
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position, of the model's own distribution (before temperature and filters).
 
-    `top` holds the most likely ids first; the chosen token's value is in `logprob` also when it is not among them.
-    Values are finite: -9999.0 stands for what is smaller.
+    `top` holds the most likely ids first; the chosen token's value is in `logprob` also when it is not among
+    them. Values are finite: -9999.0 stands for what is smaller.
     """
 
     logprob: float
@@ -139,20 +158,6 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_id: int | None = None
     """Which end or stop token ended it, with finish_reason "stop"."""
     error: EngineError | None = None
-
-
-class AdapterState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an adapter is now. Sent whenever one of these changes."""
-
-    digest: str
-    residency: Literal["device", "host", "disk"]
-    loading: bool = False
-    error: str | None = None
-    """Set when its file could not be loaded: it answers `adapter_failed` until known again."""
-    pinned: bool = False
-    blocks: int = 0
-    in_use: int = 0
-    """Sequences, queued and running, that hold it."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +204,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine cannot start with these settings; `message` is for the user. The process then ends with status 2."""
+    """The engine cannot start with these settings; `message` is for the user. The process then ends with
+    status 2."""
 
     code: str
     message: str
@@ -223,6 +229,19 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
 
 Event = Ready | Progress | Failed | Outputs | Reply
 
-encode = msgspec.msgpack.Encoder().encode
+# ------------------------------------------------------------------ frames
+
+HEADER = struct.Struct("<I")
+"""Before every frame: the bytes that follow."""
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_config = msgspec.msgpack.Decoder(EngineConfig).decode
 decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
 decode_events = msgspec.msgpack.Decoder(list[Event]).decode
+
+
+def frame(content: EngineConfig | Sequence[Command] | Sequence[Event]) -> bytes:
+    """One frame, header first: the settings (the first frame an engine process reads), commands, or
+    events."""
+    body = _encode(content)
+    return HEADER.pack(len(body)) + body

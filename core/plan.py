@@ -24,6 +24,11 @@ class Chunk:
     prompt_logprob_rows: int = 0
     """So many of the first rows need logits for prompt log-probabilities (row i predicts position start + i + 1)."""
 
+    @property
+    def adapter_weights(self) -> tuple[float, ...]:
+        """The request's weights of `adapter_slots`, in that order."""
+        return tuple(use.weight for use in self.sequence.adapters)
+
 
 @dataclass(frozen=True)
 class Swap:

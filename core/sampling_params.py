@@ -13,8 +13,8 @@ SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling settings of one request, OpenAI's and vLLM's names and meanings.
 
-    `validate` refuses what is out of bounds; constructing never does, so that a decoder can build the value first
-    and name the wrong field afterwards.
+    `validate` refuses what is out of bounds; constructing never does, so that a decoder can build the value
+    first and name the wrong field afterwards.
     """
 
     n: int = 1
@@ -38,7 +38,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """How many alternatives are reported with each new token (0: the chosen one alone); None: no log-probabilities."""
+    """How many alternatives are reported with each new token (0: the chosen one alone); None: no
+    log-probabilities."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
 
@@ -68,7 +69,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_tokens is not None:
             _bounded("max_tokens", self.max_tokens, 0, 2**31 - 1)
             if self.min_tokens > self.max_tokens:
-                raise ParamError("min_tokens", f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
+                raise ParamError(
+                    "min_tokens", f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})"
+                )
         _bounded("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.seed is not None:
             _bounded("seed", self.seed, SEED_MIN, SEED_MAX)
@@ -81,10 +84,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise ParamError("stop", "a stop string must not be empty")
         for token, bias in self.logit_bias.items():
             if not -100.0 <= bias <= 100.0:
-                raise ParamError("logit_bias", f"logit_bias of token {token} must lie between -100 and 100, got {bias}")
+                raise ParamError(
+                    "logit_bias", f"logit_bias of token {token} must lie between -100 and 100, got {bias}"
+                )
         if vocab_size is not None:
             _known("logit_bias", self.logit_bias, vocab_size)
             _known("stop_token_ids", self.stop_token_ids, vocab_size)
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The seed of the index-th sequence of one request (n, best_of, or prompts of a list): its own for index
+    0.
+
+    Steps by 2^64 over the golden ratio, so that neighbouring request seeds do not share sequences.
+    """
+    return (seed + index * 0x9E3779B97F4A7C15 - SEED_MIN) % 2**64 + SEED_MIN
 
 
 class ParamError(ValueError):
@@ -100,7 +114,7 @@ def _bounded(name: str, value: int, low: int, high: int) -> None:
         raise ParamError(name, f"{name} must be an integer from {low} to {high}, got {value!r}")
 
 
-def _known(name: str, tokens: "tuple[int, ...] | dict[int, float]", vocab_size: int) -> None:
+def _known(name: str, tokens: tuple[int, ...] | dict[int, float], vocab_size: int) -> None:
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise ParamError(name, f"{name}: token {token} is outside the vocabulary (0 to {vocab_size - 1})")

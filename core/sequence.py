@@ -44,9 +44,29 @@ class Sequence:
     """Prompt tokens served from the prefix cache at first admission; None until then."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Collected over the chunks of a prompt where they were asked for."""
+    block_names: list[bytes] = field(default_factory=list)
+    """Prefix-cache names of its first full blocks, as far as they were needed."""
+    num_published: int = 0
+    """So many blocks of the table are published in the prefix cache."""
+    reported: bool = False
+    """A first output has gone out."""
+    blocked_since: int | None = None
+    """The step since which it has lacked nothing but room for its adapters."""
+    digests: tuple[str, ...] = field(init=False)
+    """Of its adapters, in their order."""
+
+    def __post_init__(self) -> None:
+        self.digests = tuple(use.digest for use in self.adapters)
 
     def __len__(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Log-probabilities of the prompt were asked for and are not complete: its rows must be computed, not found."""
+        if self.params.prompt_logprobs is None:
+            return False
+        return self.prompt_logprobs is None or len(self.prompt_logprobs) < len(self.prompt_token_ids)
 
     @property
     def scope(self) -> tuple[str, tuple[AdapterUse, ...]]:

@@ -82,7 +82,15 @@ class Ops(Protocol):
     ROWS_INVARIANT: bool
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N]. weight may be of a narrower float dtype."""
+        """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N]. weight may be of a narrower float dtype.
+
+        May be a vendor's matrix product, whose order of sums depends on T.
+        """
+
+    def linear_invariant(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`linear` in an order of sums fixed by K: what `--batch-invariant` runs."""
 
     def linear_int8(
         self, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None

@@ -21,3 +21,6 @@ class BaseModel(msgspec.Struct, frozen=True, kw_only=True):
     shapes: dict[str, tuple[int, int]]
     """Module name of MODULES -> (out_features, in_features), equal in all layers."""
     tied_embeddings: bool = False
+    folder: str | None = None
+    """The checkpoint's local folder, where copies of its embeddings that adapters bring along can be
+    compared. None: an adapter with such copies is refused."""

@@ -1,0 +1,55 @@
+# Every command of the project. `make help` lists them.
+PYTHON ?= python3
+PORT ?= 8000
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# mypy follows neither the package map nor an editable install, so it reads the package through a link.
+TYPED := __init__.py api core quant lora kernels adapters bench
+export MYPYPATH := .types
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench lock clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+setup: $(STAMP)  ## make .venv with everything in it
+
+demo: $(STAMP)  ## serve the demo base with its adapters (PORT=8000, ARGS="further flags")
+	@exec $(BIN)/heddle demo --port $(PORT) $(ARGS)
+
+test: $(STAMP)  ## run the whole test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)  ## lint, types, layering
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p .types && ln -sfn .. .types/heddle
+	$(BIN)/mypy -p heddle | tee .types/report
+	@count=$$(find $(TYPED) -name '*.py' | wc -l); grep -q "no issues found in $$count source files" .types/report \
+	  || { echo "mypy: errors, or it did not see all $$count files"; exit 1; }
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## the performance table
+	$(BIN)/python bench/cpu_ops.py $(ARGS)
+
+lock:  ## write constraints.txt from a fresh environment with the newest versions
+	$(PYTHON) -m venv .lock
+	.lock/bin/python -m pip install --quiet -e ".[dev]"
+	(echo "# The versions the project is tested with; 'make lock' rewrites this file."; \
+	  .lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu//' | grep -vE '^(nvidia-|cuda-)') > constraints.txt
+	rm -rf .lock
+
+clean:  ## remove the environment and all caches
+	rm -rf $(VENV) .types .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build dist

@@ -1,0 +1,376 @@
+"""The service behind `/adapters`: registry, files and engine brought together.
+
+The store says which versions there are, the engine where their bytes are now; every answer merges the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from ..core.client import EngineClient
+from ..core.errors import EngineFailure
+from ..core.messages import AdapterState
+from ..lora.base import BaseModel
+from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
+from ..lora.layout import AdapterLayout
+from ..lora.records import AdapterRecord, Registration
+from ..lora.store import AdapterStore
+from . import sources
+from .auth import PUBLIC, Caller
+from .config import ServerConfig
+from .errors import ApiError
+from .holds import Holds
+from .protocol.adapters import Adapter, AdapterCreate, AdapterPatch, Matched, Residency
+from .workers import Workers
+
+logger = structlog.get_logger(__name__)
+
+FLUSH_SECONDS = 10.0
+"""How often counted usage is written to the registry."""
+
+
+class AdapterService:
+    """Register, find, move and remove adapters. All methods belong to the event loop; the store runs in threads."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        base: BaseModel,
+        store: AdapterStore,
+        engine: EngineClient,
+        workers: Workers,
+    ) -> None:
+        self._config = config
+        self._base = base
+        self._store = store
+        self._engine = engine
+        self._workers = workers
+        self._holds = Holds(store)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scratch = config.data_dir / "uploads"
+
+    # ---------------------------------------------------------------- life
+
+    async def start(self) -> None:
+        """Tell the engine every adapter there is, and register those of the settings."""
+        await self._workers.files(self._clear_scratch)
+        for record in await self._workers.registry(self._store.all_versions):
+            if record.status == "ready":
+                await self._know(record)
+        for name, source in self._config.adapters:
+            await self._register_at_start(name, source)
+        self._in_background(self._flush_usage())
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._workers.registry(self._store.close)
+
+    async def _register_at_start(self, name: str, source: str) -> None:
+        """As `create`, for the operator: any local folder, and other weights make a new version of the name."""
+        create = AdapterCreate(name=name, source=source, replace=True)
+        if sources.is_hub(source):
+            await self.create_from_source(create, Caller(self._config.tenant, is_admin=True))
+        else:
+            await self._create(create, Path(source), self._config.tenant, source)
+
+    def _clear_scratch(self) -> None:
+        """What a killed server left of its uploads goes."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir(parents=True, exist_ok=True)
+
+    # ---------------------------------------------------------------- registration
+
+    @asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Path]:
+        """A folder for one registration's files, gone afterwards."""
+        folder = Path(await self._workers.files(tempfile.mkdtemp, dir=self._scratch))
+        try:
+            yield folder
+        finally:
+            await self._workers.files(shutil.rmtree, folder, ignore_errors=True)
+
+    async def create_from_source(
+        self, create: AdapterCreate, caller: Caller, dry_run: bool = False
+    ) -> tuple[Adapter, bool]:
+        """Register what lies at `create.source`. Returns the receipt, and whether a version was made."""
+        if create.source is None:
+            raise ApiError("invalid_request", "source is missing", "source")
+        if not sources.is_hub(create.source):
+            folder = await self._workers.files(
+                sources.local_folder, create.source, self._config.adapter_roots
+            )
+            return await self._create(create, folder, caller.tenant, create.source, dry_run)
+        async with self.scratch() as folder:
+            await self._workers.files(
+                sources.fetch_from_hub, create.source, folder, self._config.max_adapter_bytes
+            )
+            return await self._create(create, folder, caller.tenant, create.source, dry_run)
+
+    async def create_from_upload(
+        self, create: AdapterCreate, folder: Path, caller: Caller, dry_run: bool = False
+    ) -> tuple[Adapter, bool]:
+        """Register the uploaded files in `folder`."""
+        if create.source is not None:
+            raise ApiError("invalid_request", "an upload has no source", "source")
+        return await self._create(create, folder, caller.tenant, None, dry_run)
+
+    async def _create(
+        self, create: AdapterCreate, folder: Path, tenant: str, source: str | None, dry_run: bool = False
+    ) -> tuple[Adapter, bool]:
+        registration = await self._workers.files(
+            self._store.register,
+            folder,
+            name=create.name,
+            tenant=tenant,
+            replace=bool(create.replace),
+            description=create.description,
+            dry_run=dry_run,
+            source=source,
+        )
+        record = registration.record
+        if dry_run:
+            return self._view(record, blocks=self._planned_blocks(registration)), False
+        await self._know(record)
+        if registration.replaced or create.pinned is not None:
+            record = await self._settle_pin(registration, create.pinned)
+        if create.preload is not False:
+            self._in_background(self._preload(record.digest))
+        return self._view(record), registration.created
+
+    async def _settle_pin(self, registration: Registration, pinned: bool | None) -> AdapterRecord:
+        """Give the name's new version its pin, or undo the registration where the pool has no room for one more."""
+        record = registration.record
+        wanted = record.pinned if pinned is None else pinned
+        try:
+            if wanted:
+                await self._sync_pins(except_for=record.digest)  # the replaced version gives its pin back first
+                await self._engine.pin(record.digest, True)
+            record = await self._workers.registry(
+                self._store.patch, record.name, record.tenant, pinned=wanted
+            )
+        except EngineFailure:
+            if registration.created:
+                await self.remove(record.reference, Caller(record.tenant, is_admin=True))
+            raise
+        await self._sync_pins()
+        return record
+
+    def _planned_blocks(self, registration: Registration) -> int:
+        ready = self._engine.ready
+        if ready is None:
+            raise ApiError("overloaded", "the engine is restarting; try again in a few seconds")
+        layout = AdapterLayout.plan(
+            registration.spec.deltas,
+            self._base.shapes,
+            self._base.num_layers,
+            block_bytes=ready.block_bytes,
+            itemsize=4 if ready.dtype == "float32" else 2,
+        )
+        return layout.num_blocks
+
+    async def _preload(self, digest: str) -> None:
+        try:
+            await self._engine.load(digest)
+        except EngineFailure as error:
+            logger.warning("adapter not preloaded", digest=digest, reason=str(error))
+
+    # ---------------------------------------------------------------- questions
+
+    async def list(self, caller: Caller) -> list[Adapter]:
+        """Every name's current version: all tenants' for the admin, else the caller's and public's."""
+        if caller.is_admin:
+            records = await self._workers.registry(self._store.list, None)
+        else:
+            records = await self._workers.registry(self._store.list, caller.tenant)
+            if caller.tenant != PUBLIC:
+                records = records + await self._workers.registry(self._store.list, PUBLIC)
+        return [self._view(record) for record in records]
+
+    async def get(self, ref: str, caller: Caller) -> Adapter:
+        return self._view(await self._get(ref, caller))
+
+    async def versions(self, name: str, caller: Caller) -> list[Adapter]:
+        records = await self._workers.registry(self._store.versions, name, caller.tenant)
+        return [self._view(record) for record in records]
+
+    async def _get(self, ref: str, caller: Caller) -> AdapterRecord:
+        return await self._workers.registry(self._store.get, ref, caller.tenant)
+
+    # ---------------------------------------------------------------- changes
+
+    async def patch(self, name: str, patch: AdapterPatch, caller: Caller) -> Adapter:
+        """Change pin, description or current version; `pin_limit` where the pool has no room for one more pin."""
+        record = await self._get(name, caller)
+        target = record if patch.version is None else await self._get(f"{name}@{patch.version}", caller)
+        if record.pinned if patch.pinned is None else patch.pinned:
+            await self._pin(target, instead_of=record)
+        record = await self._workers.registry(
+            self._store.patch,
+            name,
+            caller.tenant,
+            pinned=patch.pinned,
+            description=patch.description,
+            version=patch.version,
+        )
+        await self._sync_pins()
+        return self._view(record)
+
+    async def _pin(self, record: AdapterRecord, instead_of: AdapterRecord) -> None:
+        """Move a name's pin to `record`. Raises `pin_limit`, and then it stays where it was."""
+        await self._know(record)
+        moves = instead_of.pinned and instead_of.digest != record.digest
+        if moves:
+            await self._engine.pin(instead_of.digest, False)
+        try:
+            await self._engine.pin(record.digest, True)
+        except EngineFailure:
+            if moves:
+                await self._engine.pin(instead_of.digest, True)
+            raise
+
+    async def load(self, ref: str, caller: Caller) -> Adapter:
+        record = await self._get(ref, caller)
+        await self._know(record)
+        await self._engine.load(record.digest)
+        return self._view(record)
+
+    async def evict(self, ref: str, to: Residency, caller: Caller) -> Adapter:
+        record = await self._get(ref, caller)
+        if self._holds.count(record.digest):
+            raise ApiError("adapter_in_use", f"adapter {record.reference} is in use by a request")
+        await self._know(record)
+        await self._engine.evict(record.digest, "disk" if to == "disk" else "host")
+        return self._view(record)
+
+    async def remove(self, ref: str, caller: Caller) -> None:
+        """Requests that use a removed version go on; its memory and files are freed after the last one."""
+        await self._workers.registry(self._holds.remove, ref, caller.tenant)
+        await self._free()
+        await self._sync_pins()
+
+    async def _free(self) -> None:
+        """Engine first, then the disk: nothing may need a file that is gone."""
+        digests = self._holds.freeable()
+        for digest in digests:
+            await self._engine.forget(digest)
+        if digests:
+            await self._workers.registry(self._store.collect, digests)
+
+    async def _sync_pins(self, except_for: str | None = None) -> None:
+        """Make the engine's pins those of the registry: a digest is pinned while any name pins it."""
+        records = await self._workers.registry(self._store.all_versions)
+        wanted: dict[str, bool] = {}
+        for record in records:
+            wanted[record.digest] = wanted.get(record.digest, False) or record.pinned
+        for digest, pinned in wanted.items():
+            state = self._engine.adapters.get(digest)
+            if state is not None and state.pinned != pinned and digest != except_for:
+                try:
+                    await self._engine.pin(digest, pinned)
+                except EngineFailure as error:
+                    logger.warning("pin not changed", digest=digest, pinned=pinned, reason=str(error))
+
+    # ---------------------------------------------------------------- use by requests
+
+    async def hold(self, ref: str, tenant: str) -> AdapterRecord:
+        """The version a request means by `ref`, kept from disappearing until `release`.
+
+        Raises StoreError `model_not_found`, `adapter_invalid` for one made for another base.
+        """
+        finding = asyncio.ensure_future(self._workers.registry(self._holds.resolve, ref, tenant))
+        try:
+            record = await asyncio.shield(finding)
+        except asyncio.CancelledError:
+            finding.add_done_callback(self._release_found)
+            raise
+        try:
+            await self._know(record)
+        except BaseException:
+            self.release(record)
+            raise
+        return record
+
+    def _release_found(self, finding: asyncio.Future[AdapterRecord]) -> None:
+        if not finding.cancelled() and finding.exception() is None:
+            self.release(finding.result())
+
+    def release(self, record: AdapterRecord) -> None:
+        if self._holds.release(record.digest):
+            self._in_background(self._free())
+
+    def count_usage(self, record: AdapterRecord, prompt_tokens: int, generated_tokens: int) -> None:
+        """One finished request."""
+        if record.version_id is not None:
+            self._store.touch(
+                record.version_id, prompt_tokens=prompt_tokens, generated_tokens=generated_tokens
+            )
+
+    async def _know(self, record: AdapterRecord) -> None:
+        """The engine must have heard of a digest, and have no failed load of it, before it can use it."""
+        state = self._engine.adapters.get(record.digest)
+        if state is not None and state.error is None:
+            return
+        try:
+            path = await self._workers.files(self._store.path, record.digest)
+        except AdapterCorrupt as error:
+            raise ApiError("adapter_failed", str(error)) from error
+        await self._engine.know(record.digest, str(path), pinned=record.pinned)
+
+    # ---------------------------------------------------------------- the rest
+
+    def _view(self, record: AdapterRecord, blocks: int | None = None) -> Adapter:
+        state = self._engine.adapters.get(record.digest) or AdapterState(
+            digest=record.digest, residency="disk"
+        )
+        return Adapter(
+            id=record.id,
+            name=record.name,
+            tenant=record.tenant,
+            version=record.version,
+            digest=record.digest,
+            status=_status(record, state),
+            error=state.error,
+            residency=state.residency,
+            pinned=record.pinned,
+            rank=record.rank,
+            target_modules=record.target_modules,
+            size_bytes=record.size_bytes,
+            blocks=state.blocks if blocks is None else blocks,
+            matched=Matched(record.matched, record.total),
+            warnings=record.warnings,
+            base_model=record.base_model,
+            in_use=self._holds.count(record.digest),
+            requests=record.requests,
+            tokens=record.prompt_tokens + record.generated_tokens,
+            created_at=record.created_at,
+            last_used_at=record.last_used_at,
+            description=record.description,
+        )
+
+    async def _flush_usage(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            await self._workers.registry(self._store.flush_usage)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _status(record: AdapterRecord, state: AdapterState) -> str:
+    if record.status == "incompatible":
+        return "incompatible"
+    if state.error is not None:
+        return "failed"
+    return "loading" if state.loading else "ready"

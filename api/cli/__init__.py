@@ -1,0 +1,23 @@
+"""The `heddle` command. Its modules import nothing heavy at the top, so that `heddle --help` is instant."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from ... import __version__
+from .adapters import adapters
+from .doctor import doctor
+from .generate import generate
+from .serve import demo, serve
+
+__all__ = ["main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="heddle")
+def main() -> None:
+    """Serve thousands of LoRA adapters over one quantised LLaMA base."""
+
+
+for command in (demo, serve, adapters, generate, doctor):
+    main.add_command(command)

@@ -1,0 +1,168 @@
+"""`heddle adapters …`: the admin commands for adapters, spoken to a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from .admin import FILES, Server, connection_options
+from .failure import USAGE, fail
+
+
+@click.group()
+def adapters() -> None:
+    """List, add, move and remove the adapters of a running server."""
+
+
+def _command(run: Callable[..., None]) -> click.Command:
+    """A subcommand that is given `server` and `as_json` in place of the connection's options."""
+
+    @wraps(run)
+    def with_server(url: str, key: str | None, tenant: str | None, **arguments: Any) -> None:
+        run(server=Server(url.rstrip("/"), key, tenant), **arguments)
+
+    return adapters.command(run.__name__.rstrip("_"))(connection_options(with_server))
+
+
+def _print_json(answer: Any) -> None:
+    click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+
+
+def _print_adapters(answer: dict[str, Any], as_json: bool) -> None:
+    from .render import adapter_table, show
+
+    if as_json:
+        _print_json(answer)
+    else:
+        show(adapter_table(answer["data"]))
+
+
+def _print_adapter(answer: dict[str, Any], as_json: bool, done: str) -> None:
+    if as_json:
+        _print_json(answer)
+    else:
+        version = "" if answer["version"] is None else f"@{answer['version']}"
+        click.echo(f"{done} {answer['name']}{version}: {answer['residency']}, {answer['blocks']} blocks")
+        for warning in answer["warnings"]:
+            click.echo(f"warning: {warning}", err=True)
+
+
+@_command
+def list_(server: Server, as_json: bool) -> None:
+    """List the adapters."""
+    _print_adapters(server.call("GET", server.path()), as_json)
+
+
+@_command
+@click.argument("name")
+def versions(server: Server, as_json: bool, name: str) -> None:
+    """List every version kept under NAME."""
+    _print_adapters(server.call("GET", server.path(name, "versions")), as_json)
+
+
+@_command
+@click.argument("name")
+def show(server: Server, as_json: bool, name: str) -> None:
+    """Show everything about one adapter."""
+    from .render import adapter_details
+    from .render import show as print_table
+
+    answer = server.call("GET", server.path(name))
+    if as_json:
+        _print_json(answer)
+    else:
+        print_table(adapter_details(answer))
+
+
+@_command
+@click.argument("name")
+@click.argument("source")
+@click.option(
+    "--server-path", is_flag=True, help="SOURCE is a folder on the server's machine, below an --adapter-root."
+)
+@click.option("--replace", is_flag=True, help="Make a new version if NAME already holds other weights.")
+@click.option("--pinned", is_flag=True, help="Never evict it under pressure.")
+@click.option(
+    "--preload/--no-preload", default=None, help="Bring it to the device at once, or at its first request."
+)
+@click.option("--description", help="A line about it.")
+@click.option("--dry-run", is_flag=True, help="Validate and plan; change nothing.")
+def add(
+    server: Server,
+    as_json: bool,
+    name: str,
+    source: str,
+    server_path: bool,
+    dry_run: bool,
+    **fields: bool | str | None,
+) -> None:
+    """Register the adapter SOURCE as NAME.
+
+    SOURCE is a PEFT folder on this machine, which is uploaded; `hf:org/name[@revision]`, which the server fetches;
+    or, with --server-path, a folder on the server's machine, which the server reads.
+    """
+    given = {field: value for field, value in fields.items() if value is not None and value is not False}
+    if fields["preload"] is False:
+        given["preload"] = False
+    if server_path or source.startswith("hf:"):
+        answer = server.register(name, source, given, dry_run)
+    else:
+        answer = server.upload(name, _peft_folder(source), given, dry_run)
+    _print_adapter(answer, as_json, "would add" if dry_run else "added")
+
+
+def _peft_folder(source: str) -> Path:
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        fail(f"there is no folder {source} here; one on the server's machine needs --server-path", USAGE)
+    for file in FILES:
+        if not (folder / file).is_file():
+            fail(f"{source} has no {file}: a PEFT adapter saved as safetensors is needed", USAGE)
+    return folder
+
+
+@_command
+@click.argument("name")
+def remove(server: Server, as_json: bool, name: str) -> None:
+    """Remove NAME with all its versions, or NAME@VERSION alone."""
+    server.call("DELETE", server.path(name))
+    if as_json:
+        _print_json({"removed": name})
+    else:
+        click.echo(f"removed {name}")
+
+
+@_command
+@click.argument("name")
+def load(server: Server, as_json: bool, name: str) -> None:
+    """Bring NAME to the device now."""
+    _print_adapter(server.call("POST", server.path(name, "load")), as_json, "loaded")
+
+
+@_command
+@click.argument("name")
+@click.option(
+    "--to", type=click.Choice(["host", "disk"]), default="host", show_default=True, help="Where it stays."
+)
+def evict(server: Server, as_json: bool, name: str, to: str) -> None:
+    """Take NAME off the device."""
+    _print_adapter(server.call("POST", server.path(name, "evict"), json={"to": to}), as_json, "evicted")
+
+
+@_command
+@click.argument("name")
+def pin(server: Server, as_json: bool, name: str) -> None:
+    """Keep NAME from being evicted under pressure."""
+    _print_adapter(server.call("PATCH", server.path(name), json={"pinned": True}), as_json, "pinned")
+
+
+@_command
+@click.argument("name")
+def unpin(server: Server, as_json: bool, name: str) -> None:
+    """Let NAME be evicted under pressure again."""
+    _print_adapter(server.call("PATCH", server.path(name), json={"pinned": False}), as_json, "unpinned")

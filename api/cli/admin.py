@@ -1,0 +1,116 @@
+"""Calls to a running server, as the admin commands make them: one call, one decoded answer, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+import rich_click as click
+
+from .failure import REFUSED, fail
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""What an adapter's folder is uploaded as."""
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class Server(msgspec.Struct, frozen=True):
+    """Where the server is, and as whom it is asked."""
+
+    url: str
+    key: str | None
+    tenant: str | None
+
+    def path(self, *parts: str) -> str:
+        """The path of /adapters/…, inside the tenant where one was given; each part is escaped."""
+        scope = ("tenants", self.tenant) if self.tenant else ()
+        return "/" + "/".join(quote(part, safe="@") for part in (*scope, "adapters", *parts))
+
+    def call(self, method: str, path: str, **request: Any) -> Any:
+        """The decoded JSON answer, None where it is empty. Ends the command with status 1 on a refusal."""
+        import httpx
+
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        timeout = httpx.Timeout(10.0, read=None, write=None)  # loading an adapter takes as long as it takes
+        try:
+            with httpx.Client(base_url=self.url, headers=headers, timeout=timeout) as client:
+                response = client.request(method, path, **request)
+        except httpx.InvalidURL as error:
+            fail(f"--url {self.url}: {error}", REFUSED)
+        except httpx.TransportError as error:
+            fail(f"no answer from {self.url}: {error}", REFUSED)
+        if response.is_success:
+            if not response.content:
+                return None
+            try:
+                return response.json()
+            except ValueError:
+                fail(
+                    f"{self.url}{path} answered with something else than JSON: is it a Heddle server?",
+                    REFUSED,
+                )
+        fail(_reason(response.status_code, response.content), REFUSED)
+
+    def upload(self, name: str, folder: Path, fields: dict[str, Any], dry_run: bool) -> Any:
+        """Register the PEFT folder under `name`; its files are read and sent piece by piece."""
+        with ExitStack() as stack:
+            files = [("files", (file, stack.enter_context((folder / file).open("rb")))) for file in FILES]
+            parts = {"name": name} | {key: _as_part(value) for key, value in fields.items()}
+            return self.call("POST", self.path(), data=parts, files=files, params=_query(dry_run))
+
+    def register(self, name: str, source: str, fields: dict[str, Any], dry_run: bool) -> Any:
+        """Register under `name` what the server itself finds at `source`."""
+        body = {"name": name, "source": source} | fields
+        return self.call("POST", self.path(), json=body, params=_query(dry_run))
+
+
+def _query(dry_run: bool) -> dict[str, str]:
+    return {"dry_run": "true"} if dry_run else {}
+
+
+def _as_part(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _reason(status: int, body: bytes) -> str:
+    """The server's own message and code; the status alone where the body is nobody's error object."""
+
+    class Error(msgspec.Struct):
+        message: str
+        code: str | None = None
+
+    class Body(msgspec.Struct):
+        error: Error
+
+    try:
+        error = msgspec.json.decode(body, type=Body).error
+    except msgspec.MsgspecError:
+        return f"the server answered with status {status}"
+    return f"{error.message} ({error.code or status})"
+
+
+def connection_options(command: Command) -> Command:
+    """--url, --key, --tenant and --json; the command receives `server: Server` and `as_json`."""
+    options = (
+        click.option(
+            "--url",
+            envvar="HEDDLE_URL",
+            default="http://127.0.0.1:8000",
+            show_default=True,
+            show_envvar=True,
+            help="The server's address.",
+        ),
+        click.option(
+            "--key", envvar="HEDDLE_ADMIN_KEY", show_envvar=True, help="The admin key, or a tenant's key."
+        ),
+        click.option("--tenant", help="Act inside this tenant."),
+        click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

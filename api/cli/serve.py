@@ -1,0 +1,112 @@
+"""`heddle serve` and `heddle demo`: turn a model's name into a folder, and run the server on it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import rich_click as click
+
+from ..config import ServerConfig
+from .failure import REFUSED, USAGE, fail
+from .options import ServerCommand, server_config, server_options
+from .values import UNITS
+
+PACKAGE = Path(__file__).parents[2]
+SHIPPED_ADAPTERS = PACKAGE / "adapters"
+LOCAL_ADAPTERS = Path("adapters")
+DEMO_ADAPTERS = ("pirate", "json", "sql")
+DEMO_QUESTIONS = {
+    "pirate": "Why is the sky blue?",
+    "json": "Maria Silva is a 34-year-old surgeon from Lisbon who enjoys surfing. Keys: name, age, job, city",
+    "sql": "Table books (title, author, pages, price). What is the average price for each author?",
+}
+
+
+@click.command(cls=ServerCommand)
+@click.argument("model")
+@server_options()
+def serve(model: str, **flags: Any) -> None:
+    """Serve MODEL with any number of adapters over HTTP.
+
+    MODEL is a local folder, a .gguf file or a hub name.
+    """
+    from ...core.checkpoint import CheckpointError, resolve
+    from .progress import ProgressBars
+
+    config = server_config(model, flags, adapters={}, default_roots=(LOCAL_ADAPTERS,))
+    if config.served_model_name is None:
+        config = msgspec.structs.replace(config, served_model_name=base_name(model))
+    try:
+        with ProgressBars() as bars:
+            folder = resolve(model, progress=bars)
+    except CheckpointError as error:
+        fail(str(error), USAGE)
+    _run(config, folder)
+
+
+@click.command(cls=ServerCommand)
+@server_options(quantization="int8", pool_memory=512 * UNITS["mi"])
+def demo(**flags: Any) -> None:
+    """Serve the demo base (SmolLM2-135M-Instruct, fetched once) with three demo adapters.
+
+    `pirate` talks like one, `json` turns a sentence about a person into JSON, `sql` answers in SQL.
+    """
+    from ...core.checkpoint import CheckpointError
+    from ...core.checkpoint.demo import NAME, demo_base
+    from .progress import ProgressBars
+
+    if flags["quantization"] in ("gptq", "awq"):
+        fail(
+            f"--quantization {flags['quantization']}: the demo base cannot be turned into that form yet",
+            USAGE,
+        )
+    shipped = {name: str(SHIPPED_ADAPTERS / name) for name in DEMO_ADAPTERS}
+    config = server_config(NAME, flags, adapters=shipped, default_roots=(SHIPPED_ADAPTERS, LOCAL_ADAPTERS))
+    try:
+        with ProgressBars() as bars:
+            folder = demo_base(progress=bars)
+    except CheckpointError as error:
+        fail(str(error), REFUSED)
+    _run(config, folder, print_examples)
+
+
+def _run(
+    config: ServerConfig, folder: Path, on_ready: Callable[[ServerConfig, str], None] | None = None
+) -> None:
+    from ..server import run
+
+    engine = msgspec.structs.replace(config.engine, model=str(folder))
+    raise click.exceptions.Exit(run(msgspec.structs.replace(config, engine=engine)))
+
+
+def base_name(model: str) -> str:
+    """What requests call the base: a folder's or file's own name, a hub name as it is."""
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return path.stem
+    return path.resolve().name if path.exists() else model.partition("@")[0]
+
+
+def print_examples(config: ServerConfig, url: str) -> None:
+    """Three commands that show the demo adapters at work, ready to be copied."""
+    for name in DEMO_ADAPTERS:
+        click.echo(f"\n{example(config, url, name)}")
+
+
+def example(config: ServerConfig, url: str, adapter: str) -> str:
+    """A curl command that asks one demo adapter a question."""
+    body = {
+        "model": config.base_name,
+        "adapter": adapter,
+        "messages": [{"role": "user", "content": DEMO_QUESTIONS[adapter]}],
+        "max_tokens": 64,
+        "temperature": 0,
+    }
+    key = '-H "Authorization: Bearer $HEDDLE_ADMIN_KEY" ' if config.admin_key else ""
+    data = shlex.quote(json.dumps(body))
+    return f"curl -s {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d {data}"

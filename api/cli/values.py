@@ -1,0 +1,65 @@
+"""Kinds of values that flags take: sizes in bytes, and adapters as NAME=PATH."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import rich_click as click
+
+UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+
+
+class ByteSize(click.ParamType):
+    """A number of bytes: 1000000, 512MiB, 1.5GB."""
+
+    name = "bytes"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?", str(value).strip().lower())
+        if match is None:
+            self.fail(
+                f"{value!r} is not a size: give bytes, or a number with a unit such as 512MiB or 2GB",
+                param,
+                ctx,
+            )
+        size = int(float(match.group(1)) * UNITS[match.group(2)])
+        if size <= 0:
+            self.fail(f"{value!r} must be more than nothing", param, ctx)
+        return size
+
+
+class NamedPath(click.ParamType):
+    """One adapter: NAME=PATH, or vLLM's JSON form {"name": …, "path": …}."""
+
+    name = "name=path"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        text = str(value)
+        if text.startswith("{"):
+            try:
+                fields = json.loads(text)
+            except json.JSONDecodeError as error:
+                self.fail(f"{text!r} is not JSON: {error}", param, ctx)
+            name, path = fields.get("name"), fields.get("path")
+        else:
+            name, _, path = text.partition("=")
+        if not (isinstance(name, str) and name and isinstance(path, str) and path):
+            self.fail(f"{text!r} does not name an adapter: give NAME=PATH", param, ctx)
+        return name, path

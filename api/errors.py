@@ -1,0 +1,158 @@
+"""Every error an HTTP call can end with, and the one place where exceptions become answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from ..core.chat_template import ChatTemplateError
+from ..core.errors import EngineFailure
+from ..core.sampling_params import ParamError
+from ..lora.errors import AdapterInvalid, StoreError
+
+logger = structlog.get_logger(__name__)
+
+STATUS = {
+    "invalid_request": 400,
+    "adapter_invalid": 400,
+    "context_length_exceeded": 400,
+    "capacity_exceeded": 400,
+    "invalid_api_key": 401,
+    "permission_denied": 403,
+    "model_not_found": 404,
+    "adapter_not_found": 404,
+    "tenant_not_found": 404,
+    "adapter_exists": 409,
+    "adapter_in_use": 409,
+    "tenant_exists": 409,
+    "pin_limit": 409,
+    "body_too_large": 413,
+    "rate_limit_exceeded": 429,
+    "internal_error": 500,
+    "overloaded": 503,
+    "shutting_down": 503,
+    "adapter_cold": 503,
+    "adapter_failed": 503,
+}
+"""The stable codes and the status each is answered with."""
+
+RETRY_AFTER = {"rate_limit_exceeded": 1, "overloaded": 1, "shutting_down": 5, "adapter_cold": 1}
+"""Seconds a client should wait, where trying again makes sense."""
+
+
+class ApiError(Exception):
+    """A call that is refused: a stable code, a message for the user, and the field that is to blame."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        param: str | None = None,
+        *,
+        status: int | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.status = status or STATUS[code]
+        self.retry_after = RETRY_AFTER.get(code) if retry_after is None else retry_after
+
+
+class ClientGone(ApiError):
+    """The client closed the connection; whatever is answered reaches nobody."""
+
+    def __init__(self) -> None:
+        super().__init__("invalid_request", "the client closed the connection", status=499)
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's error shape."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorEnvelope(msgspec.Struct):
+    error: ErrorBody
+
+
+def invalid(message: str, param: str | None = None) -> ApiError:
+    return ApiError("invalid_request", message, param)
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Any exception as the answer it stands for; what nobody foresaw is `internal_error`, with its trace logged."""
+    match error:
+        case ApiError():
+            return error
+        case EngineFailure():
+            code = error.error.code if error.error.code in STATUS else "internal_error"
+            return ApiError(code, error.error.message, error.error.param)
+        case StoreError():
+            return ApiError(error.code, str(error), error.param)
+        case AdapterInvalid():
+            return ApiError("adapter_invalid", str(error))
+        case ParamError():
+            return invalid(str(error), error.param)
+        case ChatTemplateError():
+            return invalid(str(error), error.param)
+        case TimeoutError():
+            return ApiError("overloaded", "the request took longer than this server allows (--request-timeout)")
+        case HTTPException():
+            return _from_http(error)
+    logger.error("unexpected error", exc_info=error)
+    return ApiError("internal_error", "the server failed on this request; its log says why")
+
+
+def _from_http(error: HTTPException) -> ApiError:
+    """Litestar's own refusals: no such route, wrong method, a bad query."""
+    if error.status_code == 413:
+        return ApiError("body_too_large", error.detail)
+    if error.status_code >= 500:
+        logger.error("unexpected error", exc_info=error)
+        return ApiError("internal_error", "the server failed on this request; its log says why")
+    return ApiError("invalid_request", error.detail, status=error.status_code)
+
+
+def error_type(status: int) -> str:
+    """OpenAI's `type` for a status."""
+    known = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return known.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+def envelope(error: ApiError) -> bytes:
+    """The JSON body of an error."""
+    body = ErrorBody(error.message, error_type(error.status), error.param, error.code)
+    return msgspec.json.encode(ErrorEnvelope(body))
+
+
+def headers(error: ApiError) -> dict[str, str]:
+    result = {}
+    if error.retry_after is not None:
+        result["retry-after"] = str(error.retry_after)
+    if error.status == 401:
+        result["www-authenticate"] = "Bearer"
+    return result
+
+
+def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Litestar's exception handler for everything."""
+    refused = as_api_error(error)
+    if isinstance(error, HTTPException) and error.headers:
+        extra = {name: value for name, value in error.headers.items() if name.lower() == "allow"}
+    else:
+        extra = {}
+    return Response(
+        envelope(refused),
+        status_code=refused.status,
+        headers=headers(refused) | extra,
+        media_type="application/json",
+    )

@@ -1,0 +1,1 @@
+"""What travels over HTTP: one msgspec struct for each request and each answer, strict about types."""

@@ -1,0 +1,87 @@
+"""`/adapters`: what is sent and what an adapter looks like from outside."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+Residency = Literal["device", "host", "disk"]
+
+
+class AdapterCreate(msgspec.Struct, kw_only=True):
+    """A registration; the files come from `source` or with the call."""
+
+    name: str
+    source: str | None = None
+    pinned: bool | None = None
+    replace: bool | None = None
+    preload: bool | None = None
+    """Bring it to the device right after; done unless this is false."""
+    description: str | None = None
+
+
+class AdapterPatch(msgspec.Struct, kw_only=True):
+    pinned: bool | None = None
+    description: str | None = None
+    version: int | None = None
+
+
+class AdapterEvict(msgspec.Struct, kw_only=True):
+    to: Literal["host", "disk"] = "host"
+
+
+class LoadLora(msgspec.Struct, kw_only=True):
+    """vLLM's `/v1/load_lora_adapter`."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+
+
+class UnloadLora(msgspec.Struct, kw_only=True):
+    """vLLM's `/v1/unload_lora_adapter`."""
+
+    lora_name: str
+
+
+class Matched(msgspec.Struct):
+    tensors: int
+    """Understood."""
+    total: int
+    """In the file."""
+
+
+class Adapter(msgspec.Struct, kw_only=True):
+    """One version of an adapter; also the receipt of its registration."""
+
+    id: str
+    name: str
+    tenant: str
+    version: int | None
+    digest: str
+    status: Literal["ready", "loading", "failed", "incompatible"]
+    error: str | None
+    residency: Residency
+    pinned: bool
+    rank: int
+    target_modules: list[str]
+    size_bytes: int
+    blocks: int
+    """Held in the device pool now; in a dry run: what it would take."""
+    matched: Matched
+    warnings: list[str]
+    base_model: str
+    in_use: int
+    """Requests."""
+    requests: int
+    tokens: int
+    """Of prompts and answers together."""
+    created_at: datetime
+    last_used_at: datetime | None
+    description: str | None
+
+
+class AdapterList(msgspec.Struct):
+    data: list[Adapter]

@@ -1,0 +1,129 @@
+"""`/v1/chat/completions`: OpenAI's request and answer."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ..errors import invalid
+from .generation import FinishReason, GenerationBody, Usage
+
+class ChatRequest(GenerationBody, kw_only=True):
+    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationBody.UNSERVED,
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "audio": (),
+        "modalities": (["text"],),
+        "reasoning_effort": ("none",),
+        "verbosity": (),
+        "web_search_options": (),
+        "chat_template": (),
+        "documents": ([],),
+        "continue_final_message": (False,),
+        "mm_processor_kwargs": (),
+        "echo": (False,),
+    }
+
+    messages: list[dict[str, Any]]
+    """Turns as they came; the chat template takes and checks them."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    modalities: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    continue_final_message: Any = None
+    mm_processor_kwargs: Any = None
+    echo: Any = None
+
+    def token_logprobs(self) -> tuple[int | None, int | None]:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs is only allowed with logprobs: true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None, None
+
+    def _field_of(self, param: str) -> str:
+        return "top_logprobs" if param == "logprobs" else super()._field_of(param)
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+
+
+class ChatResponse(msgspec.Struct):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    adapter: str | list[str] | None
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str | None = None
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+
+
+class ChatChunk(msgspec.Struct):
+    """One piece of a streamed answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    adapter: str | list[str] | None
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None

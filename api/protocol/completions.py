@@ -1,0 +1,80 @@
+"""`/v1/completions`: OpenAI's request and answer."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ..errors import invalid
+from .generation import FinishReason, GenerationBody, Usage
+
+MAX_PROMPTS = 1024
+
+
+class CompletionRequest(GenerationBody, kw_only=True):
+    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationBody.UNSERVED,
+        "suffix": ("",),
+        "prompt_embeds": (),
+    }
+    MAX_TOKENS: ClassVar[int | None] = 16
+
+    prompt: str | list[str | int | list[int]] | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer may add its own tokens (bos) to a prompt of text; it may by default."""
+    suffix: Any = None
+    prompt_embeds: Any = None
+
+    def token_logprobs(self) -> tuple[int | None, int | None]:
+        return self.logprobs, self.logprobs if self.echo else None
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry a prompt: a text, or token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt:
+            raise invalid("prompt must be a text, token ids, or a list of either, and not empty", "prompt")
+        if all(isinstance(item, int) for item in prompt):
+            return [prompt]  # type: ignore[list-item]
+        kinds = {type(item) for item in prompt}
+        if len(kinds) > 1:
+            raise invalid("prompt must be all texts, all token ids, or all lists of token ids", "prompt")
+        if len(prompt) > MAX_PROMPTS:
+            raise invalid(f"prompt: at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
+        return prompt  # type: ignore[return-value]
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Lists of one length, one entry a token; `text_offset` counts characters of the choice's `text`."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    """The stop text or stop token that ended it (vLLM's field)."""
+
+
+class CompletionResponse(msgspec.Struct):
+    """The whole answer, or one chunk of a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    adapter: str | list[str] | None
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None

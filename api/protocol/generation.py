@@ -1,0 +1,198 @@
+"""What completions and chat have in common: sampling fields, adapter choice, usage."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ...core.sampling_params import ParamError, SamplingParams
+from ..errors import invalid
+
+FinishReason = Literal["stop", "length"]
+
+
+class WeightedAdapter(msgspec.Struct, frozen=True):
+    """One of several adapters whose deltas are summed."""
+
+    name: str
+    weight: float = 1.0
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class GenerationBody(msgspec.Struct, kw_only=True):
+    """The fields that both endpoints know. A field the client leaves out and one that is null mean the same.
+
+    Fields of OpenAI and vLLM that would change the answer and are not served stand in `UNSERVED` with the values that
+    change nothing; any other value is refused by name. Fields nobody knows are ignored, as clients send all kinds.
+    """
+
+    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "response_format": ({"type": "text"},),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_json": (),
+        "guided_grammar": (),
+        "structured_outputs": (),
+        "use_beam_search": (False,),
+        "length_penalty": (1.0,),
+        "allowed_token_ids": (),
+        "bad_words": ([],),
+        "logits_processors": ([],),
+        "truncate_prompt_tokens": (),
+        "prompt_logprobs": (),
+        "include_stop_str_in_output": (False,),
+        "skip_special_tokens": (True,),
+        "return_tokens_as_token_ids": (False,),
+        "return_token_ids": (False,),
+        "cache_salt": (),
+        "priority": (0,),
+        "store": (False,),
+    }
+    MAX_TOKENS: ClassVar[int | None] = None
+    """How many tokens are generated where no field says so; None: the room there is."""
+
+    model: str | None = None
+    adapter: str | list[WeightedAdapter] | UnsetType | None = UNSET
+    on_cold: Literal["wait", "reject"] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    best_of: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    response_format: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_json: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    logits_processors: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_logprobs: Any = None
+    include_stop_str_in_output: Any = None
+    skip_special_tokens: Any = None
+    return_tokens_as_token_ids: Any = None
+    return_token_ids: Any = None
+    cache_salt: Any = None
+    priority: Any = None
+    store: Any = None
+
+    @property
+    def max_tokens_field(self) -> str:
+        """The name the caller used for the limit; the newer one if both are there."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        """None where neither field says anything."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def token_logprobs(self) -> tuple[int | None, int | None]:
+        """Alternatives to report with each new token, and with each prompt token; None: no log-probabilities."""
+        raise NotImplementedError
+
+    def sampling_params(self, vocab_size: int) -> SamplingParams:
+        """All fields checked and put together. A 400 names the field that is out of bounds as the caller calls it."""
+        self._refuse_unserved()
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise invalid("max_tokens and max_completion_tokens disagree; give one of them", "max_tokens")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options is only allowed together with stream", "stream_options")
+        logprobs, prompt_logprobs = self.token_logprobs()
+        given = {
+            "n": self.n,
+            "best_of": self.best_of,
+            "min_tokens": self.min_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "seed": self.seed,
+            "ignore_eos": self.ignore_eos,
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+        }
+        requested = self.requested_max_tokens
+        params = SamplingParams(
+            max_tokens=self.MAX_TOKENS if requested is None else requested,
+            logit_bias=_token_keys(self.logit_bias or {}),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        )
+        try:
+            params.validate(vocab_size)
+        except ParamError as error:
+            name = self._field_of(error.param)
+            raise invalid(str(error).replace(error.param, name, 1), name) from error
+        if self.stream and params.best_of is not None and params.best_of > params.n:
+            raise invalid("best_of above n cannot be streamed", "best_of")
+        return params
+
+    def _field_of(self, param: str) -> str:
+        """The request's name for a field of `SamplingParams`."""
+        if param == "prompt_logprobs":
+            return "logprobs"
+        return self.max_tokens_field if param == "max_tokens" else param
+
+    def _refuse_unserved(self) -> None:
+        for name, harmless in type(self).UNSERVED.items():
+            value = getattr(self, name)
+            if value is not None and value not in harmless:
+                raise invalid(f"{name} is not served here", name)
+
+
+def _token_keys(bias: dict[str, float]) -> dict[int, float]:
+    """JSON's keys are text; these must be token ids."""
+    result = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 20):
+            raise invalid(f"logit_bias: {key[:40]!r} is not a token id", "logit_bias")
+        result[int(key)] = value
+    return result
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """What one request cost. A prompt counts once, however many answers it gets."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+        details = PromptTokensDetails(cached_tokens)
+        return cls(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)

@@ -1,0 +1,108 @@
+"""Which adapter versions a request runs on: its `model` and `adapter` fields, made out and held."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from msgspec import UnsetType
+
+from ..core.messages import AdapterUse
+from ..lora.errors import StoreError
+from ..lora.records import AdapterRecord
+from .adapters import AdapterService
+from .auth import Caller
+from .errors import ApiError, invalid
+from .protocol.generation import WeightedAdapter
+
+MAX_ADAPTERS = 32
+"""Of one request."""
+MAX_WEIGHT = 1000.0
+
+AdapterField = str | list[WeightedAdapter] | UnsetType | None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a request runs on. `records` and `weights` go together; both empty: the base alone."""
+
+    model: str
+    """As the answer repeats it."""
+    records: tuple[AdapterRecord, ...] = ()
+    weights: tuple[float, ...] = ()
+    several: bool = False
+    """The request gave a list."""
+
+    @property
+    def label(self) -> str | list[str] | None:
+        """The answer's field `adapter`."""
+        names = [record.reference for record in self.records]
+        if self.several:
+            return names
+        return names[0] if names else None
+
+    @property
+    def uses(self) -> list[AdapterUse]:
+        """For the engine: one entry a digest. Names of equal weights share one, with their weights added."""
+        total: dict[str, float] = {}
+        for record, weight in zip(self.records, self.weights):
+            total[record.digest] = total.get(record.digest, 0.0) + weight
+        return [AdapterUse(digest, weight) for digest, weight in total.items()]
+
+
+@asynccontextmanager
+async def selected(
+    service: AdapterService, base_name: str, model: str | None, adapter: AdapterField, caller: Caller
+) -> AsyncIterator[Selection]:
+    """The request's selection; what it names is held until the context ends.
+
+    Raises `model_not_found` for any name that is unknown to the caller, `invalid_request` where `model` names an adapter
+    and `adapter` says otherwise.
+    """
+    held: list[AdapterRecord] = []
+
+    async def hold(ref: str, param: str) -> AdapterRecord:
+        try:
+            record = await service.hold(ref, caller.tenant)
+        except StoreError as error:
+            if error.code != "model_not_found":
+                raise
+            raise ApiError("model_not_found", f"there is no model or adapter {ref!r}", param) from error
+        held.append(record)
+        return record
+
+    try:
+        by_model = None if model is None or model == base_name else await hold(model, "model")
+        named = model if model is not None else base_name
+        if isinstance(adapter, UnsetType):
+            selection = Selection(named) if by_model is None else Selection(named, (by_model,), (1.0,))
+        else:
+            entries = _entries(adapter)
+            records = [await hold(entry.name, "adapter") for entry in entries]
+            weights = tuple(entry.weight for entry in entries)
+            if by_model is not None and not _same(by_model, records, weights):
+                raise invalid(f"model {model!r} names an adapter, and the field adapter says otherwise", "adapter")
+            selection = Selection(named, tuple(records), weights, several=isinstance(adapter, list))
+        yield selection
+    finally:
+        for record in held:
+            service.release(record)
+
+
+def _entries(adapter: str | list[WeightedAdapter] | None) -> list[WeightedAdapter]:
+    if adapter is None:
+        return []
+    if isinstance(adapter, str):
+        return [WeightedAdapter(adapter)]
+    if not 1 <= len(adapter) <= MAX_ADAPTERS:
+        raise invalid(f"adapter: a list names 1 to {MAX_ADAPTERS} adapters, got {len(adapter)}", "adapter")
+    for entry in adapter:
+        if not abs(entry.weight) <= MAX_WEIGHT:
+            raise invalid(f"adapter: weights lie between -{MAX_WEIGHT:g} and {MAX_WEIGHT:g}", "adapter")
+    return adapter
+
+
+def _same(record: AdapterRecord, records: list[AdapterRecord], weights: tuple[float, ...]) -> bool:
+    return [r.version_id for r in records] == [record.version_id] and weights == (1.0,)
+

@@ -1,0 +1,76 @@
+"""Server-sent events: a stream of JSON objects that ends in `[DONE]`, or in an error event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from litestar.types import Receive, Scope, Send
+
+from .connection import while_connected
+from .errors import ClientGone, as_api_error, envelope
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that collects the stream before passing it on defeats it
+]
+
+Events = AsyncGenerator[msgspec.Struct, None]
+
+
+async def begin(events: Events, deadline: float | None) -> EventStream:
+    """An answer that streams `events`. Waits for the first one, so that a refusal still has its own status."""
+    async with asyncio.timeout_at(deadline):
+        try:
+            first = await anext(events)
+        except BaseException:
+            await events.aclose()
+            raise
+    return EventStream(first, events, deadline)
+
+
+class EventStream:
+    """ASGI application that sends the events until they end, the client leaves, or the deadline (loop time) passes.
+
+    In each of these cases `events` is closed, which gives back what the request holds. An error in mid-stream becomes a
+    last event in the shape of an error body, without `[DONE]`.
+    """
+
+    def __init__(self, first: msgspec.Struct, events: Events, deadline: float | None) -> None:
+        self._first = first
+        self._events = events
+        self._deadline = deadline
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            try:
+                await while_connected(receive, self._send_all(send))
+            except ClientGone:
+                return
+
+    async def _send_all(self, send: Send) -> None:
+        await _send(send, _event(msgspec.json.encode(self._first)))
+        try:
+            while True:
+                async with asyncio.timeout_at(self._deadline):
+                    item = await anext(self._events, None)
+                if item is None:
+                    break
+                await _send(send, _event(msgspec.json.encode(item)))
+        except Exception as error:  # noqa: BLE001 - the status is sent: the only way to tell is an event
+            await _send(send, _event(envelope(as_api_error(error))), last=True)
+        else:
+            await _send(send, _event(b"[DONE]"), last=True)
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+async def _send(send: Any, body: bytes, last: bool = False) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": not last})

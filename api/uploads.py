@@ -1,0 +1,134 @@
+"""A multipart registration: text parts are collected, file parts go straight to disk as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import BinaryIO
+
+import multipart
+
+from .errors import ApiError, invalid
+from .workers import Pool
+
+FILES = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+"""File names that are taken. The first two make an adapter; of the others its receipt says what becomes of them."""
+
+MAX_PARTS = 16
+MAX_TEXT_BYTES = 64 * 1024
+WRITE_BYTES = 1 << 20
+"""So much is gathered in memory before a thread writes it."""
+
+
+def boundary_of(content_type: str) -> str | None:
+    """The boundary of a multipart body; None where the header says that it is none. A 400 without a boundary."""
+    kind, options = multipart.parse_options_header(content_type)
+    if kind != "multipart/form-data":
+        return None
+    if not options.get("boundary"):
+        raise invalid("multipart/form-data without a boundary in Content-Type")
+    return str(options["boundary"])
+
+
+async def receive(
+    chunks: AsyncIterator[bytes], boundary: str, folder: Path, max_bytes: int, threads: Pool
+) -> dict[str, str]:
+    """Write the file parts into `folder` and return the text parts by name.
+
+    Memory stays below a few MiB whatever is sent. Raises `invalid_request` for a body that is not as it should be and
+    `body_too_large` for a file above `max_bytes`.
+    """
+    try:
+        parser = multipart.PushMultipartParser(
+            boundary, max_segment_count=MAX_PARTS, max_segment_size=max(max_bytes, MAX_TEXT_BYTES)
+        )
+        upload = _Upload(folder, threads)
+        try:
+            async for chunk in chunks:
+                for event in parser.parse(chunk):
+                    await upload.take(event)
+            parser.close()
+        finally:
+            await upload.close()
+    except multipart.ParserLimitReached as error:
+        if "segment size" in str(error) or "maximum segment size" in str(error):
+            raise ApiError("body_too_large", f"a file is larger than the {max_bytes} bytes allowed") from error
+        raise invalid(f"the multipart body is refused: {error}") from error
+    except multipart.MultipartError as error:
+        raise invalid(f"the multipart body is malformed: {error}") from error
+    missing = [name for name in FILES[:2] if name not in upload.files]
+    if missing:
+        message = f"the upload has no part named files with file name {missing[0]}"
+        raise ApiError("adapter_invalid", message, "files")
+    return upload.texts
+
+
+class _Upload:
+    """The part that is coming in, and those that are through."""
+
+    def __init__(self, folder: Path, threads: Pool) -> None:
+        self.texts: dict[str, str] = {}
+        self.files: set[str] = set()
+        self._folder = folder
+        self._threads = threads
+        self._name = ""
+        self._file: BinaryIO | None = None
+        self._pending: list[bytes] = []
+        self._size = 0
+
+    async def take(self, event: multipart.MultipartSegment | bytes | None) -> None:
+        """An event of the parser: a part begins, some of its bytes, or (None) its end."""
+        if event is None:
+            await self._end()
+        elif isinstance(event, multipart.MultipartSegment):
+            await self._begin(event)
+        else:
+            self._pending.append(event)
+            self._size += len(event)
+            if self._file is None and self._size > MAX_TEXT_BYTES:
+                raise invalid(f"part {self._name} is longer than {MAX_TEXT_BYTES} bytes", self._name)
+            if self._file is not None and self._size >= WRITE_BYTES:
+                await self._write()
+
+    async def _begin(self, part: multipart.MultipartSegment) -> None:
+        self._name, self._size, self._pending = str(part.name), 0, []
+        if self._name != "files":
+            if self._name in self.texts:
+                raise invalid(f"part {self._name} is there twice", self._name)
+            return
+        if part.filename not in FILES:
+            hint = "; weights are taken as adapter_model.safetensors alone" if part.filename else ""
+            message = f"file name {part.filename!r} is not one of {', '.join(FILES)}{hint}"
+            raise ApiError("adapter_invalid", message, "files")
+        if part.filename in self.files:
+            raise invalid(f"file {part.filename} is there twice", "files")
+        self.files.add(part.filename)
+        self._file = await self._threads(open, self._folder / part.filename, "xb")
+
+    async def _end(self) -> None:
+        if self._file is not None:
+            await self._write()
+            await self.close()
+            return
+        try:
+            self.texts[self._name] = b"".join(self._pending).decode()
+        except UnicodeDecodeError as error:
+            raise invalid(f"part {self._name} is not valid UTF-8", self._name) from error
+
+    async def _write(self) -> None:
+        data, self._pending, self._size = b"".join(self._pending), [], 0
+        assert self._file is not None
+        await self._threads(self._file.write, data)
+
+    async def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            await self._threads(file.close)

@@ -1,0 +1,44 @@
+"""The threads that keep the event loop free: one small pool for each kind of work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Pool:
+    """A named pool of threads, awaited from the event loop."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` in a thread, in this task's context. A cancelled caller leaves it running to its end."""
+        call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class Workers:
+    """Apart from each other, so that a long validation delays no request's tokenising and no registry look-up."""
+
+    def __init__(self) -> None:
+        self.text = Pool("text", 2)
+        """Tokenising and chat templates."""
+        self.registry = Pool("registry", 4)
+        """Short questions to the registry."""
+        self.files = Pool("files", 4)
+        """Uploads, downloads, validation of adapters."""
+
+    def close(self) -> None:
+        for pool in (self.text, self.registry, self.files):
+            pool.close()

@@ -1,0 +1,127 @@
+"""Adapters' bytes: from a canonical file to a packed host copy, from there to blocks of the pool and the
+arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..kernels.ops import AdapterTables
+from ..kernels.pool import ROW_ALIGN, Pool
+from ..lora.adapter_memory import AdapterSize
+from ..lora.base import MODULES
+from ..lora.canonical import open_adapter
+from ..lora.layout import AdapterLayout, PoolDtype, pack
+from ..lora.spec import Delta
+
+FORMS: dict[torch.dtype, PoolDtype] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+MAX_SLOTS = 4096
+"""Adapters on the device at one time, where the pool has room for so many."""
+
+
+@dataclass(frozen=True)
+class HostAdapter:
+    """An adapter packed page by page as it lies on the device; the pages are one buffer, pinned beside
+    CUDA."""
+
+    pages: torch.Tensor
+    """uint8 [blocks, block_bytes]"""
+    layout: AdapterLayout
+
+    @property
+    def num_blocks(self) -> int:
+        return self.layout.num_blocks
+
+    @property
+    def num_rows(self) -> int:
+        return self.layout.num_rows
+
+    @property
+    def nbytes(self) -> int:
+        return self.pages.nbytes
+
+
+class PoolAdapterMemory:
+    """`lora.adapter_memory.AdapterMemory` over one pool and one arena of tables."""
+
+    def __init__(self, pool: Pool, shapes: dict[str, tuple[int, int]], dtype: torch.dtype) -> None:
+        """`shapes`: (out_features, in_features) by module name; `dtype`: of A and B in the pool."""
+        layout = pool.layout
+        self._pool = pool
+        self._shapes = shapes
+        self._dtype = dtype
+        self._form = FORMS[dtype]
+        device = pool.memory.device
+        slots = min(pool.num_blocks, MAX_SLOTS)
+        shape = (slots, layout.num_layers, len(MODULES))
+        shortest = min(min(pair) for pair in shapes.values()) * dtype.itemsize
+        rows = pool.num_blocks * (layout.block_bytes // (-(-shortest // ROW_ALIGN) * ROW_ALIGN))
+        self.tables = AdapterTables(
+            ranks=torch.zeros(shape, dtype=torch.int32, device=device),
+            first_row=torch.zeros(shape, dtype=torch.int32, device=device),
+            scales=torch.zeros(shape, dtype=torch.float32, device=device),
+            rows=torch.zeros(rows, dtype=torch.int32, device=device),
+            dtype=dtype,
+        )
+
+    @property
+    def num_slots(self) -> int:
+        return self.tables.ranks.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        """Entries of the row table: more than a pool full of the shortest rows has."""
+        return self.tables.rows.shape[0]
+
+    def measure(self, path: str) -> AdapterSize:
+        with open_adapter(Path(path), verify=False) as adapter:
+            layout = self._layout(adapter.deltas)
+        return AdapterSize(blocks=layout.num_blocks, rows=layout.num_rows, nbytes=layout.nbytes)
+
+    def load_host(self, path: str) -> HostAdapter:
+        with open_adapter(Path(path)) as adapter:
+            layout = self._layout(adapter.deltas)
+            pages = torch.zeros(
+                (layout.num_blocks, self._pool.layout.block_bytes),
+                dtype=torch.uint8,
+                pin_memory=self._pool.memory.is_cuda,
+            )
+            pack(adapter, layout, self._form, pages.numpy())
+        return HostAdapter(pages, layout)
+
+    def copy_pages(self, host: HostAdapter, first: int, blocks: Sequence[int]) -> None:
+        pages = self._pool.pages()
+        for page, block in enumerate(blocks, first):
+            pages[block].copy_(host.pages[page], non_blocking=True)
+
+    def write_tables(self, host: HostAdapter, blocks: Sequence[int], slot: int, first_row: int) -> None:
+        layout, tables = host.layout, self.tables
+        start = np.array(blocks, np.int64) * self._pool.layout.block_bytes
+        rows = (start[layout.row_blocks] + layout.row_offsets) // ROW_ALIGN
+        tables.rows[first_row : first_row + len(rows)] = torch.from_numpy(rows.astype(np.int32))
+        tables.ranks[slot] = torch.from_numpy(layout.ranks)
+        tables.first_row[slot] = torch.from_numpy(layout.first_row) + first_row
+        tables.scales[slot] = torch.from_numpy(layout.scales)
+
+    def move_rows(self, slot: int, first_row: int, num_rows: int, to: int) -> None:
+        rows = self.tables.rows
+        rows[to : to + num_rows] = rows[first_row : first_row + num_rows].clone()
+        self.tables.first_row[slot] += to - first_row
+
+    def _layout(self, deltas: Sequence[Delta]) -> AdapterLayout:
+        layout = self._pool.layout
+        return AdapterLayout.plan(
+            deltas,
+            self._shapes,
+            layout.num_layers,
+            block_bytes=layout.block_bytes,
+            itemsize=self._dtype.itemsize,
+        )

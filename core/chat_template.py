@@ -1,0 +1,228 @@
+"""Render chat messages with a model's own Jinja template, under transformers' conventions. Control code: no torch.
+
+A template comes with a model from anywhere, so it runs in Jinja's sandbox, with bounded output, repetitions and ranges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_OUTPUT_CHARS = 16 * 1024 * 1024
+"""A rendered chat beyond this is refused; the longest prompt a model takes is far below."""
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""What `template_kwargs` may not replace, besides the special tokens."""
+
+
+class ChatTemplateError(ValueError):
+    """The chat cannot be rendered; the message is for the caller and, where the template complains, its own.
+
+    `param` names the request field at fault.
+    """
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ChatTemplate:
+    """The chat templates of one model: `default`, and others by name (`tool_use` where tools are given).
+
+    Compiled once; rendering keeps no state, so threads may share it.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """`special_tokens`: `bos_token` and the like, which templates may name.
+
+        Raises `ChatTemplateError` for a template with a syntax error.
+        """
+        environment = _Sandbox(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], autoescape=False
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self.sources = dict(sources)
+        self._special_tokens = dict(special_tokens)
+        self._templates: dict[str, jinja2.Template] = {}
+        for name, source in sources.items():
+            try:
+                self._templates[name] = environment.from_string(source)
+            except jinja2.TemplateSyntaxError as error:
+                raise ChatTemplateError(
+                    f"the chat template {name!r} has a syntax error in line {error.lineno}: {error.message}"
+                ) from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of `messages`, which `normalise_messages` has checked.
+
+        Raises `ChatTemplateError` with the template's own words where it refuses the messages.
+        """
+        template = self._choose(tools)
+        extra = dict(template_kwargs or {})
+        if taken := sorted(extra.keys() & (RESERVED | self._special_tokens.keys())):
+            raise ChatTemplateError(f"the template argument {taken[0]!r} is set by the server", "chat_template_kwargs")
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in template.generate(
+                messages=[dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+                **extra,
+            ):
+                size += len(part)
+                if size > MAX_OUTPUT_CHARS:
+                    raise ChatTemplateError(f"the rendered chat is longer than {MAX_OUTPUT_CHARS} characters")
+                parts.append(part)
+        except _RaisedByTemplate as error:
+            raise ChatTemplateError(str(error)) from error
+        except (jinja2.TemplateError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+            raise ChatTemplateError(f"the chat template failed on these messages: {error}") from error
+        return "".join(parts)
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
+        if tools is not None and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" in self._templates:
+            return self._templates["default"]
+        names = ", ".join(sorted(self._templates))
+        raise ChatTemplateError(f"the model has chat templates for {names}, and none to use by default")
+
+
+def normalise_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """The messages of a request as templates expect them; `ChatTemplateError` names what is wrong with them.
+
+    - `content` becomes one text: text parts are joined with a line break (as vLLM does), "" stays "".
+    - A null or missing `content` is taken from an assistant alone, beside `tool_calls` (or the older
+      `function_call`), and becomes "".
+    - Parts of any other type (images, audio, files) are refused by name.
+    - The arguments of tool calls, JSON text in the OpenAI form, become values.
+
+    Roles are the template's business: it accepts or refuses them in its own words.
+    """
+    if not messages:
+        raise ChatTemplateError("messages must not be empty")
+    return [_normalised(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _normalised(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ChatTemplateError(f"{where} must be an object with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise ChatTemplateError(f"{where}.role must be a non-empty string")
+    # A null is as good as a missing key in a request; in a template it would be the word "None".
+    result = {key: value for key, value in message.items() if value is not None}
+    content = result.get("content")
+    if content is None:
+        if role != "assistant" or not (result.get("tool_calls") or result.get("function_call")):
+            raise ChatTemplateError(f"{where}.content must be a string or a list of text parts (role {role!r})")
+        result["content"] = ""
+    elif isinstance(content, list):
+        result["content"] = "\n".join(_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    elif not isinstance(content, str):
+        raise ChatTemplateError(f"{where}.content must be a string or a list of text parts")
+    if "tool_calls" in result:
+        result["tool_calls"] = _tool_calls(result["tool_calls"], f"{where}.tool_calls")
+    return result
+
+
+def _text(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in ("text", "refusal"):
+        text = part.get(kind)
+        if not isinstance(text, str):
+            raise ChatTemplateError(f"{where}.{kind} must be a string")
+        return text
+    if isinstance(kind, str):
+        raise ChatTemplateError(f"{where}: parts of type {kind!r} are not served, only text")
+    raise ChatTemplateError(f"{where} must be an object with a type")
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise ChatTemplateError(f"{where} must be a list of objects")
+    result = []
+    for index, call in enumerate(calls):
+        call = dict(call)
+        function = call.get("function")
+        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+            try:
+                arguments = json.loads(function["arguments"] or "{}")
+            except (ValueError, RecursionError) as error:
+                name = f"{where}[{index}].function.arguments"
+                raise ChatTemplateError(f"{name} must hold a JSON object: {error}") from error
+            call["function"] = {**function, "arguments": arguments}
+        result.append(call)
+    return result
+
+
+class _RaisedByTemplate(jinja2.TemplateError):
+    """`raise_exception` was called: the template refuses the messages."""
+
+
+def _raise_exception(message: object) -> None:
+    raise _RaisedByTemplate(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Like transformers' filter: unlike Jinja's own it keeps <, > and & as they are."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox (no attribute of Python's internals, no mutation, ranges of at most 100,000), and repetition and
+    powers bounded before they are computed."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and isinstance(right, int) and abs(right) > 64:
+            raise jinja2.exceptions.SecurityError("exponent too large")
+        if operator == "*":
+            for sequence, count in ((left, right), (right, left)):
+                if isinstance(sequence, str | list | tuple) and isinstance(count, int):
+                    if len(sequence) * count > MAX_OUTPUT_CHARS:
+                        raise jinja2.exceptions.SecurityError("repetition too large")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks an assistant's words for training; in a prompt it changes nothing."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return Scope(body, lineno=line)

@@ -1,0 +1,75 @@
+"""Which device and number form an engine runs with, and how much memory its pool gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from .config import EngineConfig
+from .errors import EngineStartError
+from .model.config import ModelConfig
+from .runner import LOGIT_ROWS
+
+CPU_POOL_SHARE, CPU_POOL_LIMIT = 4, 4 << 30
+"""On a CPU the pool takes a quarter of what is available, at most 4 GiB."""
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    """The device asked for; "auto" is CUDA where there is one. Raises `EngineStartError`."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise EngineStartError("--device cuda: this machine has no CUDA device that torch can use")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def resolve_dtype(config: EngineConfig, device: torch.device, checkpoint_dtype: str | None) -> torch.dtype:
+    """The dtype asked for; "auto" is float32 on a CPU (which emulates 16 bits) and the checkpoint's own on
+    CUDA."""
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    if device.type == "cpu":
+        return torch.float32
+    return DTYPES.get(checkpoint_dtype or "", torch.float16)
+
+
+def pool_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> int:
+    """Bytes for the pool, once the weights are loaded. `step_bytes`: what one step's activations may take."""
+    if config.pool_memory is not None:
+        return config.pool_memory
+    if device.type == "cpu":
+        return min(available_memory() // CPU_POOL_SHARE, CPU_POOL_LIMIT)
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total * config.gpu_memory_utilization) - (total - free) - step_bytes
+
+
+def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """A bound on what one step holds besides weights and pool: a layer's activations, and logits while
+    sampling."""
+    widths = sum(out_features for out_features, _ in model.linear_shapes.values()) + 4 * model.hidden_size
+    activations = config.max_num_batched_tokens * widths * (dtype.itemsize + 4)
+    logits = max(config.max_num_seqs, LOGIT_ROWS) * model.vocab_size * 4 * 4
+    return activations + logits
+
+
+def available_memory() -> int:
+    """Bytes of host memory this process can still take: the machine's, or its control group's where that is
+    less."""
+    available = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        current = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        held = current - int(stat["file"])  # the kernel gives cached files back
+    except (OSError, ValueError, KeyError):  # no control group, or one without a limit ("max")
+        return available
+    return max(0, min(available, limit - held))

@@ -1,0 +1,329 @@
+"""The engine: model, pool, residency and scheduler put together; one step = schedule, execute, update."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import torch
+
+from ..kernels import ops
+from ..kernels.pool import Pool, PoolLayout
+from ..lora.adapter_memory import ResidencyError
+from ..lora.residency import Residency
+from . import device as machine
+from .adapter_memory import PoolAdapterMemory
+from .block_pool import BlockPool
+from .config import EngineConfig
+from .errors import EngineStartError
+from .messages import (
+    Abort,
+    Command,
+    EngineError,
+    Event,
+    EvictAdapter,
+    ForgetAdapter,
+    Generate,
+    GetMemory,
+    KnowAdapter,
+    LoadAdapter,
+    Outputs,
+    PinAdapter,
+    Ready,
+    Reply,
+    SequenceOutput,
+    Stats,
+)
+from .model.config import ModelConfig, ModelError
+from .model.loader import load_model
+from .plan import StepPlan
+from .runner import Runner
+from .sampling_params import ParamError
+from .scheduler import Scheduler
+from .warm_up import warm_up
+
+logger = logging.getLogger(__name__)
+
+ProgressReport = Callable[[str, int, int], None]
+
+
+class Engine:
+    """Synchronous: `handle` what is asked, `step` while not `idle`. Both answer with the events they caused.
+
+    `wake` is called from another thread when an idle engine has something to do again.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: ProgressReport | None = None,
+        wake: Callable[[], None] | None = None,
+    ) -> None:
+        """Load the model and set up the pool. Raises `EngineStartError` with a message for the user."""
+        self.config = config
+        self.idle = False
+        """The last step found nothing to do: only a command or `wake` can change that."""
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        try:
+            model_config = ModelConfig.load(Path(config.model))
+            device = machine.resolve_device(config)
+            dtype = machine.resolve_dtype(config, device, model_config.torch_dtype)
+            max_model_len = _max_model_len(config, model_config)
+            operations = ops.for_device(device, config.backend)
+            self._model = load_model(
+                Path(config.model),
+                model_config,
+                quantization=config.quantization,
+                dtype=dtype,
+                device=device,
+                ops=operations,
+                int8_activations=config.int8_activations,
+                quantize_head=config.quantize_head,
+                batch_invariant=bool(config.batch_invariant),
+                max_positions=max_model_len,
+                progress=progress,
+            )
+        except ModelError as error:
+            raise EngineStartError(str(error)) from error
+        self._pool = _allocate_pool(config, model_config, device, dtype)
+        self._memory = PoolAdapterMemory(self._pool, model_config.linear_shapes, dtype)
+        self._runner = Runner(
+            self._model, self._pool, self._memory.tables, eos_token_ids=frozenset(model_config.eos_token_ids)
+        )
+        warm_up(self._runner, self._pool, self._memory.tables)
+        if config.step_log is not None:
+            self._runner.open_log(Path(config.step_log))
+        self._blocks = BlockPool(self._pool.num_blocks)
+        self._residency = Residency(
+            memory=self._memory,
+            blocks=self._blocks,
+            num_slots=self._memory.num_slots,
+            num_rows=self._memory.num_rows,
+            host_bytes=int(config.swap_space * 2**30),
+            on_loaded=wake,
+        )
+        self._scheduler = Scheduler(
+            pool=self._blocks,
+            residency=self._residency,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            max_queued=config.max_queued_requests,
+            eos_token_ids=frozenset(model_config.eos_token_ids),
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self._loads: dict[str, list[int]] = {}
+        """Calls that wait for an adapter to come to the device, by digest."""
+        self._steps = 0
+        self._step_seconds = 0.0
+        self.ready = Ready(
+            device=str(device),
+            dtype=_name(dtype),
+            quantization=self._model.quantization,
+            quantization_reason=self._model.quantization_reason,
+            max_model_len=max_model_len,
+            num_blocks=self._pool.num_blocks,
+            block_size=config.block_size,
+            block_bytes=self._pool.layout.block_bytes,
+            weight_bytes=self._model.weight_bytes,
+            notes=list(self._model.notes),
+        )
+
+    def close(self) -> None:
+        self._residency.close()
+        self._runner.close()
+
+    @property
+    def has_work(self) -> bool:
+        """Sequences are queued or running, or adapters are on their way."""
+        return self._scheduler.has_work
+
+    @contextmanager
+    def capture_logits(self, captured: dict[int, torch.Tensor]) -> Iterator[None]:
+        """While it lasts, the logits of every row of these sequences go into their float32 [tokens,
+        vocab]."""
+        self._runner.captured = captured
+        try:
+            yield
+        finally:
+            self._runner.captured = {}
+
+    # ---------------------------------------------------------------- commands
+
+    def handle(self, command: Command) -> list[Event]:
+        """Do what a command says. What it asks wrongly, or what fails, is answered, never raised."""
+        self.idle = False
+        try:
+            return self._handle(command)
+        except ResidencyError as refusal:
+            error = EngineError(refusal.code, str(refusal))
+        except ParamError as refusal:
+            error = EngineError("invalid_request", str(refusal), refusal.param)
+        except Exception:
+            logger.exception("a command failed: %s", type(command).__name__)
+            error = EngineError("internal_error", "the engine failed at this call; its log has the reason")
+        return _refusal(command, error)
+
+    def _handle(self, command: Command) -> list[Event]:
+        match command:
+            case Generate():
+                self._check(command)
+                error = self._scheduler.submit(command)
+                return [] if error is None else _refusal(command, error)
+            case Abort():
+                self._scheduler.abort(command.keys)
+                return []
+            case KnowAdapter():
+                self._residency.know(command.digest, command.path, command.pinned)
+                return self._events([])
+            case ForgetAdapter():
+                self._residency.forget(command.digest)
+                return self._events([])
+            case LoadAdapter():
+                self._residency.load(command.digest)
+                self._loads.setdefault(command.digest, []).append(command.call)
+                return []
+            case EvictAdapter():
+                self._residency.evict(command.digest, command.to)
+            case PinAdapter():
+                self._residency.pin(command.digest, command.pinned)
+            case GetMemory():
+                return [Reply(call=command.call, data=self._memory_report())]
+            case _:
+                return []  # Shutdown: for the loop around the engine
+        return [*self._events([]), Reply(call=command.call)]
+
+    def _check(self, command: Generate) -> None:
+        """Refuse what would reach the device and fail there. Raises `ParamError`."""
+        vocab = self._model.config.vocab_size
+        tokens = command.prompt_token_ids
+        if not tokens:
+            raise ParamError("prompt", "the prompt must not be empty")
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            wrong = next(token for token in tokens if not 0 <= token < vocab)
+            raise ParamError("prompt", f"prompt: token {wrong} is outside the vocabulary (0 to {vocab - 1})")
+        if command.params.seed is None:
+            raise ParamError("seed", "seed: whoever submits a sequence draws its seed")
+        command.params.validate(vocab)
+
+    # ---------------------------------------------------------------- steps
+
+    def step(self) -> list[Event]:
+        """Move adapters on, run one forward if anything is due, and say what came of it.
+
+        A failure ends the sequences of this step, and the engine goes on; only a broken device is raised.
+        """
+        self._residency.tick()
+        plan = self._scheduler.schedule()
+        outputs = self._scheduler.drain() if plan is None else self._execute(plan)
+        self.idle = plan is None and not outputs and not self._residency.busy
+        return self._events(outputs, stepped=plan is not None)
+
+    def _execute(self, plan: StepPlan) -> list[SequenceOutput]:
+        began = time.perf_counter()
+        try:
+            if self.config.check_invariants:
+                self._runner.poison(self._blocks.free_blocks())
+            result = self._runner.execute(plan)
+        except torch.AcceleratorError:
+            raise  # nothing works on this device any more: the process must end and be started again
+        except Exception:
+            logger.exception("a step failed; its %d sequences end with an error", len(plan.chunks))
+            return self._scheduler.fail(plan, "the engine failed at the step this request was in")
+        outputs = self._scheduler.update(plan, result)
+        self._steps += 1
+        self._step_seconds += time.perf_counter() - began
+        if self.config.check_invariants:
+            self._scheduler.check_integrity()
+        return outputs
+
+    def _events(self, outputs: list[SequenceOutput], stepped: bool = False) -> list[Event]:
+        """States of adapters before the replies to who waits for them."""
+        events: list[Event] = []
+        changes = self._residency.drain_changes()
+        if outputs or changes or stepped:
+            events.append(Outputs(outputs=outputs, adapters=changes, stats=self._stats()))
+        for digest, refusal in self._residency.drain_loads():
+            error = None if refusal is None else EngineError(refusal.code, str(refusal))
+            events += [Reply(call=call, error=error) for call in self._loads.pop(digest, [])]
+        return events
+
+    def _stats(self) -> Stats:
+        return Stats(**self._scheduler.stats(), steps=self._steps, step_seconds=self._step_seconds)
+
+    def _memory_report(self) -> dict[str, int | float | str | list[dict[str, int | float | str]]]:
+        """Bytes by owner; `blocks_…` count blocks of `block_bytes`."""
+        tables = self._memory.tables
+        arena = (tables.ranks, tables.first_row, tables.scales, tables.rows)
+        counts = {f"blocks_{name}": count for name, count in self._blocks.counts().items()}
+        return {
+            "device": self.ready.device,
+            "weight_bytes": self._model.weight_bytes,
+            "pool_bytes": self._pool.memory.nbytes,
+            "block_bytes": self._pool.layout.block_bytes,
+            "blocks_total": self._blocks.total,
+            **counts,
+            "table_bytes": sum(tensor.nbytes for tensor in arena),
+            **self._residency.stats(),
+            "process_bytes": psutil.Process().memory_info().rss,
+        }
+
+
+def _refusal(command: Command, error: EngineError) -> list[Event]:
+    """The answer to a command that was not done."""
+    match command:
+        case Generate():
+            output = SequenceOutput(key=command.key, finish_reason="error", error=error)
+            return [Outputs(outputs=[output])]
+        case LoadAdapter() | EvictAdapter() | PinAdapter() | GetMemory():
+            return [Reply(call=command.call, error=error)]
+        case _:
+            return []
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    limit = model.max_position_embeddings
+    if config.max_model_len is None:
+        return limit
+    if not 1 <= config.max_model_len <= limit:
+        raise EngineStartError(
+            f"--max-model-len {config.max_model_len}: must lie between 1 and the model's own {limit}"
+        )
+    return config.max_model_len
+
+
+def _allocate_pool(
+    config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Pool:
+    if config.kv_cache_dtype != "auto":
+        raise EngineStartError(f"--kv-cache-dtype {config.kv_cache_dtype} is not available; leave it out")
+    layout = PoolLayout(model.num_layers, model.num_kv_heads, model.head_dim, config.block_size, dtype)
+    longest_row = max(max(shape) for shape in model.linear_shapes.values()) * dtype.itemsize
+    if layout.block_bytes < longest_row:
+        raise EngineStartError(
+            f"--block-size {config.block_size}: a block of {layout.block_bytes} bytes is too small for an adapter's "
+            f"longest row of {longest_row}"
+        )
+    room = machine.pool_bytes(config, device, machine.step_bytes(config, model, dtype))
+    num_blocks = room // layout.block_bytes
+    if num_blocks < 1:
+        raise EngineStartError(
+            f"the pool's {room} bytes hold no block: one takes {layout.block_bytes} bytes "
+            f"({config.block_size} tokens in {model.num_layers} layers); raise --pool-memory"
+        )
+    try:
+        return Pool(layout, num_blocks, device)
+    except RuntimeError as error:
+        raise EngineStartError(
+            f"the pool of {room} bytes cannot be allocated; lower --pool-memory"
+        ) from error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

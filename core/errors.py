@@ -1,0 +1,17 @@
+"""What can go wrong with an engine as its user sees it. Control code: no torch."""
+
+from __future__ import annotations
+
+from .messages import EngineError
+
+
+class EngineFailure(RuntimeError):
+    """The engine refused a request or a call, or failed while at it; `error` has the stable code."""
+
+    def __init__(self, error: EngineError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class EngineStartError(RuntimeError):
+    """The engine cannot start with these settings on this machine; the message is for the user."""

@@ -1,0 +1,155 @@
+"""One step on the device: memory moves, one model forward whatever the mix, tokens chosen where they are
+asked for."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from ..kernels.ops import AdapterTables
+from ..kernels.pool import Pool
+from . import batch
+from .messages import TokenLogprobs
+from .model.llama import LlamaModel
+from .plan import Chunk, Sampled, StepPlan, StepResult
+from .sampler import SampleRow, SamplingError, prompt_logprobs, sample
+
+LOGIT_ROWS = 256
+"""Rows of logits, each as wide as the vocabulary, that exist at one time for prompts' log-probabilities."""
+POISON = 0xFF
+"""Byte for blocks that hold nothing, in tests: a NaN in every float form."""
+
+
+class Runner:
+    """Turns plans into results. Model, pool and tables are handed in; only `execute` and `poison` write the
+    pool."""
+
+    def __init__(
+        self, model: LlamaModel, pool: Pool, tables: AdapterTables, eos_token_ids: frozenset[int]
+    ) -> None:
+        self.captured: dict[int, torch.Tensor] = {}
+        """By sequence key, float32 [tokens, vocab] on the CPU that receives the logits of each of its
+        rows."""
+        self._model = model
+        self._pool = pool
+        self._tables = tables
+        self._eos_token_ids = eos_token_ids
+        self._steps = 0
+        self._forwards = 0
+        self._log: TextIO | None = None
+
+    def open_log(self, path: Path) -> None:
+        """From now on append one JSON line a step to `path`."""
+        self._log = path.open("a", buffering=1)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def poison(self, blocks: list[int]) -> None:
+        """Fill blocks that hold nothing with NaN: no answer may change."""
+        ids = torch.tensor(blocks, dtype=torch.int64, device=self._model.device)
+        self._pool.pages().index_fill_(0, ids, POISON)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run the step. Raises what the device raises; a row that gives no token is named in `errors`
+        instead."""
+        began = time.perf_counter()
+        assert not plan.swap_in, "preempted sequences are computed again"
+        assert not plan.swap_out, "preempted sequences are computed again"
+        if plan.copies:
+            pages = self._pool.pages()
+            source, target = torch.tensor(plan.copies, device=self._model.device).T
+            pages[target] = pages[source]
+        before = self._forwards
+        result = StepResult(sampled={})
+        if plan.chunks:
+            result = self._results(plan.chunks, self._forward(plan.chunks))
+        self._steps += 1
+        if self._log is not None:
+            self._write_log(plan, self._forwards - before, time.perf_counter() - began)
+        return result
+
+    def _forward(self, chunks: tuple[Chunk, ...]) -> torch.Tensor:
+        """Hidden states [rows of the step, hidden]."""
+        step = batch.build(chunks, self._tables, self._pool.layout.block_size, self._model.device)
+        self._forwards += 1
+        return self._model.forward(step, self._pool)
+
+    def _results(self, chunks: tuple[Chunk, ...], hidden: torch.Tensor) -> StepResult:
+        """Logits of the rows that need them, and what they are needed for."""
+        result = StepResult(sampled={})
+        sampling: list[tuple[Chunk, int]] = []
+        first = 0
+        for chunk in chunks:
+            end = first + len(chunk.token_ids)
+            if chunk.samples:
+                sampling.append((chunk, end - 1))
+            if chunk.prompt_logprob_rows:
+                self._score_prompt(chunk, hidden[first : first + chunk.prompt_logprob_rows], result)
+            if chunk.sequence.key in self.captured:
+                self._capture(chunk, hidden[first:end])
+            first = end
+        if sampling:
+            rows = torch.tensor([row for _, row in sampling], device=hidden.device)
+            self._sample([chunk for chunk, _ in sampling], self._model.logits(hidden[rows]), result)
+        return result
+
+    def _sample(self, chunks: list[Chunk], logits: torch.Tensor, result: StepResult) -> None:
+        requests = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            assert sequence.params.seed is not None, "submitted with a seed"
+            requests.append(
+                SampleRow(
+                    params=sequence.params,
+                    seed=sequence.params.seed,
+                    prompt_token_ids=sequence.prompt_token_ids,
+                    output_token_ids=sequence.output_token_ids,
+                    eos_token_ids=self._eos_token_ids,
+                )
+            )
+        for chunk, answer in zip(chunks, sample(logits, requests)):
+            if isinstance(answer, Sampled):
+                result.sampled[chunk.sequence.key] = answer
+            else:
+                result.errors[chunk.sequence.key] = str(answer)
+
+    def _score_prompt(self, chunk: Chunk, hidden: torch.Tensor, result: StepResult) -> None:
+        """hidden [R, hidden]: row i is followed by the sequence's token at position chunk.start + i + 1."""
+        sequence, start = chunk.sequence, chunk.start + 1
+        scores: list[TokenLogprobs] = []
+        try:
+            for rows in hidden.split(LOGIT_ROWS):
+                tokens = sequence.token_ids(start, start + len(rows))
+                scores += prompt_logprobs(
+                    self._model.logits(rows), tokens, sequence.params.prompt_logprobs or 0
+                )
+                start += len(rows)
+        except SamplingError as error:
+            result.errors[sequence.key] = str(error)
+        result.prompt_logprobs[sequence.key] = scores
+
+    def _capture(self, chunk: Chunk, hidden: torch.Tensor) -> None:
+        target, start = self.captured[chunk.sequence.key], chunk.start
+        for rows in hidden[: len(target) - start].split(LOGIT_ROWS):
+            target[start : start + len(rows)] = self._model.logits(rows)
+            start += len(rows)
+
+    def _write_log(self, plan: StepPlan, forwards: int, seconds: float) -> None:
+        assert self._log is not None
+        used = {use.digest for chunk in plan.chunks for use in chunk.sequence.adapters}
+        line = {
+            "step": self._steps,
+            "rows": plan.num_rows,
+            "sequences": len(plan.chunks),
+            "adapters": len(used),
+            "forwards": forwards,
+            "ms": round(seconds * 1000, 3),
+        }
+        self._log.write(json.dumps(line) + "\n")

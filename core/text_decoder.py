@@ -1,0 +1,228 @@
+"""Tokens to text, one at a time, with the same result as decoding them all at once. Control code: no torch.
+
+For tokens t1, t2, … after a prompt p the text is decode(p + t) without decode(p), as the `tokenizers` package decodes
+with special tokens left out. A decoder takes tokens with `push` and hands out one piece of text a token, in order, as
+soon as no later token can change it; `flush` ends the text. Every token is handled once, so n tokens cost O(n).
+
+Three kinds of vocabulary need three ways of knowing when a piece is final:
+
+| class | vocabulary | a piece waits |
+|---|---|---|
+| ByteLevelDecoder | byte-level BPE: tokens are bytes | never; the character goes to the token with its last byte |
+| PieceDecoder | SentencePiece with byte fallback: tokens are text or one byte | at byte tokens until the run of them ends |
+| WindowDecoder | any other | while the text ends in a replacement character, for a few tokens |
+
+In a run of byte tokens that is no UTF-8 as a whole, `tokenizers` turns every byte into a replacement character. That is
+why a PieceDecoder waits for the end of the run.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+REPLACEMENT = "\ufffd"
+HELD_TOKENS = 8
+"""A WindowDecoder's patience: no character has more byte tokens."""
+CONTEXT_TOKENS = 4
+"""Tokens that a WindowDecoder decodes again in front of new ones, for the space between them."""
+
+
+class TextDecoder(Protocol):
+    """One sequence's text as it grows; not shared between threads."""
+
+    def push(self, token_id: int) -> list[str]:
+        """The pieces that have become final, in the order of their tokens; "" for a token that adds nothing."""
+
+    def flush(self) -> list[str]:
+        """The pieces of all tokens still waiting; the text ends here. An unfinished character becomes U+FFFD."""
+
+
+class ByteLevelDecoder:
+    """Tokens are bytes of UTF-8; what is no UTF-8 becomes U+FFFD, one for each longest faulty beginning."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes], prompt: Sequence[int]) -> None:
+        """`token_bytes`: b"" for tokens that are left out of texts."""
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        tail = b""
+        for token_id in reversed(prompt):
+            tail = token_bytes(token_id) + tail
+            if len(tail) >= 3:  # a character begun but not ended has at most three bytes
+                break
+        self._decoder.decode(tail)
+
+    def push(self, token_id: int) -> list[str]:
+        return [self._decoder.decode(self._token_bytes(token_id))]
+
+    def flush(self) -> list[str]:
+        """The unfinished character has no token of its own left: it joins the last token's piece (see `Detokenizer`)."""
+        rest = self._decoder.decode(b"", final=True)
+        return [rest] if rest else []
+
+
+@dataclass(frozen=True)
+class PieceRules:
+    """How a SentencePiece vocabulary becomes text."""
+
+    replacements: tuple[tuple[str, str], ...]
+    """(pattern, text) applied to every piece in order, such as ("▁", " ")."""
+    byte_fallback: bool
+    strip_char: str = ""
+    """Stripped from the beginning of the whole text (prompt included), `strip_count` times at most."""
+    strip_count: int = 0
+
+    def piece(self, token: str) -> str | bytes:
+        """The text of a token, or its byte."""
+        for pattern, text in self.replacements:
+            token = token.replace(pattern, text)
+        if self.byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:
+                return token
+        return token
+
+
+class PieceDecoder:
+    """Tokens are text, or single bytes whose runs are UTF-8."""
+
+    def __init__(self, rules: PieceRules, piece: Callable[[int], str | bytes | None], prompt: Sequence[int]) -> None:
+        """`piece`: None for tokens that are left out of texts."""
+        self._piece = piece
+        self._run = bytearray()
+        self._strip = (rules.strip_char, rules.strip_count)
+        for token_id in reversed(prompt):
+            value = piece(token_id)
+            if isinstance(value, bytes):
+                self._run[:0] = value
+            elif value is not None:
+                break
+        # A whole character at the prompt's end is the prompt's; only one that is not finished goes on.
+        self._run = self._run[len(self._run) - _unfinished(self._run) :]
+        self._begun = len(self._run)
+        self._waiting: list[int] = []  # for each waiting token the length of the run after it
+        for token_id in prompt:
+            value = piece(token_id)
+            if value is not None and not self._stripped(value if isinstance(value, str) else REPLACEMENT) == "":
+                break
+
+    def push(self, token_id: int) -> list[str]:
+        value = self._piece(token_id)
+        if isinstance(value, str):
+            return [*self.flush(), self._stripped(value)]
+        if value is None and not self._waiting:
+            return [""]
+        self._run += value or b""
+        self._waiting.append(len(self._run))
+        return []
+
+    def flush(self) -> list[str]:
+        ends, self._waiting = self._waiting, []
+        run, self._run = bytes(self._run), bytearray()
+        begun, self._begun = self._begun, 0
+        pieces = []
+        try:
+            run.decode()
+        except UnicodeDecodeError:
+            start = begun
+            for end in ends:
+                pieces.append(self._stripped(REPLACEMENT * (end - start)))
+                start = end
+            return pieces
+        done = 0
+        for end in ends:
+            whole = end - _unfinished(run[:end][-3:])
+            pieces.append(self._stripped(run[done:whole].decode()))
+            done = whole
+        return pieces
+
+    def _stripped(self, text: str) -> str:
+        char, count = self._strip
+        if count and text:
+            while count and text.startswith(char):
+                text, count = text[len(char) :], count - 1
+            self._strip = (char, 0 if text else count)
+        return text
+
+
+class WindowDecoder:
+    """Any vocabulary: new tokens are decoded behind a few earlier ones, whose text is then taken off."""
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], is_text: Callable[[int], bool], prompt: Sequence[int]
+    ) -> None:
+        """`is_text`: false for tokens that are left out of texts."""
+        self._decode = decode
+        self._is_text = is_text
+        self._context: list[int] = []
+        for token_id in reversed(prompt):
+            if is_text(token_id):
+                self._context.insert(0, token_id)
+                if len(self._context) == CONTEXT_TOKENS:
+                    break
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> list[str]:
+        if not self._is_text(token_id) and not self._held:
+            return [""]
+        self._held.append(token_id)
+        text = self._new_text()
+        if text.endswith(REPLACEMENT) and len(self._held) < HELD_TOKENS:
+            return []
+        return self._take(text)
+
+    def flush(self) -> list[str]:
+        return self._take(self._new_text()) if self._held else []
+
+    def _new_text(self) -> str:
+        known = self._decode(self._context)
+        text = self._decode(self._context + self._held)
+        return text[len(known) :] if text.startswith(known) else self._decode(self._held)
+
+    def _take(self, text: str) -> list[str]:
+        pieces = [""] * (len(self._held) - 1) + [text]
+        self._context = [*self._context, *filter(self._is_text, self._held)][-CONTEXT_TOKENS:]
+        self._held = []
+        return pieces
+
+
+def _unfinished(data: bytes | bytearray) -> int:
+    """How many bytes at the end begin a character that is not finished (0 to 3)."""
+    for length in range(1, min(3, len(data)) + 1):
+        lead = data[-length]
+        if lead >= 0xC0:
+            needed = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            return length if length < needed else 0
+        if lead < 0x80:
+            return 0
+    return 0
+
+
+def piece_rules(decoder: dict[str, Any] | None) -> PieceRules | None:
+    """The rules of a `tokenizers` decoder (its JSON) where it is the usual one of SentencePiece, else None."""
+    if decoder is None:
+        return None
+    steps = list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
+    replacements: list[tuple[str, str]] = []
+    while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
+        step = steps.pop(0)
+        replacements.append((step["pattern"]["String"], step["content"]))
+    byte_fallback = bool(steps) and steps[0]["type"] == "ByteFallback"
+    if byte_fallback:
+        steps.pop(0)
+    if not steps or steps.pop(0)["type"] != "Fuse":
+        return None
+    if not steps:
+        return PieceRules(tuple(replacements), byte_fallback)
+    step = steps.pop(0)
+    if step["type"] != "Strip" or step["stop"] or steps:
+        return None
+    return PieceRules(tuple(replacements), byte_fallback, step["content"], step["start"])
+
+
+def is_byte_level(decoder: dict[str, Any] | None) -> bool:
+    """Whether a `tokenizers` decoder (its JSON) is that of byte-level BPE."""
+    return decoder is not None and decoder["type"] == "ByteLevel"

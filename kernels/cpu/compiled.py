@@ -1,0 +1,72 @@
+"""How the CPU kernels are compiled: numba without the interpreter's lock, kept on disk, one pool of threads.
+
+numba's disk cache notices a change in a function's own file, not in the files of functions it calls. So the cache lies
+in a folder named by a hash over all sources of this package: a changed line anywhere means a fresh folder, and a package
+that is installed read-only compiles into the user's cache. Where no folder can be written, each process compiles anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+import torch
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _cache_folder() -> Path | None:
+    """A writable folder for this version of the sources, made if need be; None if there is none."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "heddle" / f"kernels-{digest.hexdigest()[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return None
+    return folder
+
+
+def _choose_cache() -> bool:
+    """Point numba at the folder, unless the user has named one with NUMBA_CACHE_DIR; whether there is one."""
+    if numba.config.CACHE_DIR:
+        return True
+    folder = _cache_folder()
+    if folder is not None:
+        numba.config.CACHE_DIR = str(folder)
+    return folder is not None
+
+
+# OpenMP first: numba then finds torch's own runtime already loaded and the two share one team of threads, where two
+# teams would take the cores from each other.
+numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+CACHED = _choose_cache()
+
+
+def serial(function: Function) -> Function:
+    """Compile `function` for one thread, to be called from Python or from other kernels."""
+    return numba.njit(nogil=True, cache=CACHED, error_model="numpy")(function)
+
+
+def parallel(function: Function) -> Function:
+    """Compile `function`, whose `prange` loops are shared among the threads that `set_num_threads` allows."""
+    return numba.njit(nogil=True, cache=CACHED, error_model="numpy", parallel=True)(function)
+
+
+def set_num_threads(count: int) -> int:
+    """Let torch and these kernels use `count` threads, at most as many as there are cores for this process.
+
+    Holds for calls from the calling thread. Returns the number in use.
+    """
+    count = max(1, min(count, numba.config.NUMBA_NUM_THREADS))
+    torch.set_num_threads(count)
+    numba.set_num_threads(count)
+    return count

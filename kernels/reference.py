@@ -1,0 +1,161 @@
+"""Every operation in plain torch: to read, to test against, and the CUDA path until faster kernels exist.
+
+Sums are float32 and results are rounded to the output's dtype once. Nothing here promises an order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from .ops import AdapterTables, AttentionBatch, LoraBatch
+from .pool import ROW_ALIGN, Pool
+
+ROWS_INVARIANT = False
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """y[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]"""
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """y[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]
+
+    One row at a time, each at the same alignment, so that T cannot matter.
+    """
+    out = x.new_empty((x.shape[0], weight.shape[0]))
+    for t in range(x.shape[0]):
+        out[t] = linear(x[t : t + 1].clone(), weight, bias)[0]
+    return out
+
+
+def linear_int8(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]"""
+    y = F.linear(x.float(), weight.float()) * scale
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(x.dtype)
+
+
+def embedding(token_ids: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """y[t] = weight[token_ids[t]]"""
+    return F.embedding(token_ids, weight).to(dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """y = x / sqrt(mean(x^2) + eps) * weight"""
+    wide = x.float()
+    mean = wide.square().mean(dim=-1, keepdim=True)
+    return (wide * torch.rsqrt(mean + eps) * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """r = x + residual; y = r / sqrt(mean(r^2) + eps) * weight"""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def rope_and_write_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    pool: Pool,
+    layer: int,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """halves (a, b) of each head of q and k -> (a * cos - b * sin, b * cos + a * sin); k and v -> pool"""
+    cos, sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # [T, 1, D / 2]
+    key_cache, value_cache = pool.kv(layer)  # [blocks, Hk, block_size, D]
+    block = slot_mapping // pool.layout.block_size
+    offset = slot_mapping % pool.layout.block_size
+    key_cache[block, :, offset] = _rotate(k, cos, sin).to(key_cache.dtype)
+    value_cache[block, :, offset] = v.to(value_cache.dtype)
+    return _rotate(q, cos, sin)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, D] rotated by halves; cos and sin [T, 1, D / 2] float32."""
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+def paged_attention(
+    q: torch.Tensor, pool: Pool, layer: int, batch: AttentionBatch, scale: float
+) -> torch.Tensor:
+    """out[i, h] = softmax_j(scale * q[i, h] . k[j, h']) @ v[:, h'] over j up to row i's own position"""
+    key_cache, value_cache = pool.kv(layer)
+    group = q.shape[1] // pool.layout.num_kv_heads
+    starts = batch.cu_seqlens_q.tolist()
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+    def context_of(cache: torch.Tensor, sequence: int, length: int) -> torch.Tensor:
+        """The first `length` tokens of a sequence, one copy a query head: float32 [H, length, D]."""
+        blocks = batch.block_tables[sequence, : -(-length // pool.layout.block_size)].long()
+        tokens = cache[blocks].transpose(1, 2).flatten(0, 1)[:length]  # [length, Hk, D]
+        return tokens.float().repeat_interleave(group, dim=1).transpose(0, 1)
+
+    for sequence, length in enumerate(batch.context_lens.tolist()):
+        first, last = starts[sequence], starts[sequence + 1]
+        if first == last:
+            continue
+        keys, values = context_of(key_cache, sequence, length), context_of(value_cache, sequence, length)
+        own = torch.arange(length - (last - first), length, device=q.device)  # positions of the rows
+        hidden = torch.arange(length, device=q.device) > own.unsqueeze(1)  # [rows, length]
+        scores = (q[first:last].float().transpose(0, 1) @ keys.transpose(1, 2)) * scale
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        out[first:last] = (weights @ values).transpose(0, 1).to(q.dtype)
+    return out
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """y = g / (1 + exp(-g)) * u for the halves g, u of each row"""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def add_lora(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    pool: Pool,
+    layer: int,
+    modules: Sequence[int],
+    offsets: Sequence[int],
+    lora: LoraBatch,
+) -> None:
+    """out[row, module's columns] += weight * scale * (x[row] @ A.T) @ B.T"""
+    tables = lora.tables
+    columns = list(modules)
+    slots = lora.slots.long()
+    ranks = tables.ranks[slots, layer][:, columns].tolist()
+    first_rows = tables.first_row[slots, layer][:, columns].tolist()
+    scales = tables.scales[slots, layer][:, columns]  # [G, modules], stays on the device
+    starts = lora.starts.tolist()
+    for segment in range(len(starts) - 1):
+        pairs = slice(starts[segment], starts[segment + 1])
+        rows = lora.pair_rows[pairs].long()
+        for i, (rank, first) in enumerate(zip(ranks[segment], first_rows[segment], strict=True)):
+            if rank == 0 or len(rows) == 0:
+                continue
+            begin, end = offsets[i], offsets[i + 1]
+            a = _adapter_rows(pool, tables, first, rank, x.shape[1])  # [rank, K]
+            b = _adapter_rows(pool, tables, first + rank, rank, end - begin)  # [rank, N]: B transposed
+            factor = lora.pair_weights[pairs] * scales[segment, i]
+            sums = (x[rows].float() @ a.T) * factor.unsqueeze(1)  # [rows, rank]
+            out[rows, begin:end] = (out[rows, begin:end].float() + sums @ b).to(out.dtype)
+
+
+def _adapter_rows(pool: Pool, tables: AdapterTables, first: int, count: int, length: int) -> torch.Tensor:
+    """Entries first to first + count of the row table, fetched from the pool: float32 [count, length]."""
+    elements = pool.elements(tables.dtype)
+    starts = tables.rows[first : first + count].long() * ROW_ALIGN // tables.dtype.itemsize
+    return elements[starts.unsqueeze(1) + torch.arange(length, device=elements.device)].float()

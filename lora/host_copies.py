@@ -1,0 +1,166 @@
+"""Host copies of adapters: loads on worker threads, one per adapter at a time, kept within a budget. No torch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Container
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from .adapter_memory import AdapterSize, HostAdapter
+
+LOAD_THREADS = 2
+
+
+@dataclass(eq=False)
+class _Load:
+    digest: str
+    size: AdapterSize
+    wanted: bool = True
+    """False: dropped meanwhile; what comes is thrown away."""
+
+
+class HostCopies:
+    """At most `budget` bytes of copies and loads under way, the least recently used copy going first.
+
+    One exception: a load that is `urgent` starts even where the copies that must stay fill the budget.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[str], HostAdapter],
+        budget: int,
+        on_loaded: Callable[[], None],
+        executor: Executor | None,
+    ) -> None:
+        self._load = load
+        self._budget = budget
+        self._on_loaded = on_loaded
+        self._executor = executor or ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="adapter-load")
+        self._copies: OrderedDict[str, HostAdapter] = OrderedDict()
+        self._loads: dict[str, _Load] = {}
+        self._done: SimpleQueue[tuple[_Load, Future[HostAdapter]]] = SimpleQueue()
+        self._bytes = 0  # of copies and of loads under way
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all copies and of loads under way."""
+        return self._bytes
+
+    @property
+    def has_news(self) -> bool:
+        """`finished` would return something."""
+        return not self._done.empty()
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._copies
+
+    def loading(self, digest: str) -> bool:
+        return digest in self._loads
+
+    def get(self, digest: str) -> HostAdapter | None:
+        """The copy, which counts as used now."""
+        if digest in self._copies:
+            self._copies.move_to_end(digest)
+        return self._copies.get(digest)
+
+    def start(
+        self, digest: str, path: str, size: AdapterSize, keep: Container[str], urgent: bool = False
+    ) -> list[str] | None:
+        """Begin to load `digest`, unless the copies in `keep` leave too little of the budget: then None, nothing done.
+
+        Returns the digests whose copies were dropped to make room.
+        """
+        assert digest not in self._copies
+        assert digest not in self._loads
+        excess = self._bytes + size.nbytes - self._budget
+        victims = []
+        for other, copy in self._copies.items():
+            if excess <= 0:
+                break
+            if other not in keep:
+                victims.append(other)
+                excess -= copy.nbytes
+        if excess > 0 and not urgent:
+            return None
+        for other in victims:
+            self.drop(other)
+        load = _Load(digest, size)
+        self._loads[digest] = load
+        self._bytes += size.nbytes
+        future = self._executor.submit(self._load, path)
+        future.add_done_callback(lambda done: self._arrived(load, done))
+        return victims
+
+    def _arrived(self, load: _Load, future: Future[HostAdapter]) -> None:
+        """In the worker's thread."""
+        self._done.put((load, future))
+        self._on_loaded()
+
+    def finished(self) -> list[tuple[str, str | None]]:
+        """Take in the loads that ended: each digest with None, or with what went wrong."""
+        news: list[tuple[str, str | None]] = []
+        while True:
+            try:
+                load, future = self._done.get_nowait()
+            except Empty:
+                return news
+            if not load.wanted:
+                continue
+            del self._loads[load.digest]
+            self._bytes -= load.size.nbytes
+            error = _failure(load, future)
+            if error is None:
+                copy = future.result()
+                self._copies[load.digest] = copy
+                self._bytes += copy.nbytes
+            news.append((load.digest, error))
+
+    def drop(self, digest: str) -> None:
+        """Forget the copy, or the load under way."""
+        copy = self._copies.pop(digest, None)
+        if copy is not None:
+            self._bytes -= copy.nbytes
+        load = self._loads.pop(digest, None)
+        if load is not None:
+            load.wanted = False
+            self._bytes -= load.size.nbytes
+
+    def trim(self, keep: Container[str]) -> list[str]:
+        """Drop copies not in `keep` until the budget is kept; returns their digests."""
+        victims = []
+        for digest in list(self._copies):
+            if self._bytes <= self._budget:
+                break
+            if digest not in keep:
+                self.drop(digest)
+                victims.append(digest)
+        return victims
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def check_integrity(self) -> None:
+        copies = sum(copy.nbytes for copy in self._copies.values())
+        assert self._bytes == copies + sum(load.size.nbytes for load in self._loads.values())
+        assert not self._copies.keys() & self._loads.keys()
+
+
+def _failure(load: _Load, future: Future[HostAdapter]) -> str | None:
+    """What went wrong, as a message; None for a good copy."""
+    if future.cancelled():
+        return "the load was cancelled"
+    error = future.exception()
+    if error is not None:
+        return describe(error)
+    copy = future.result()
+    if (copy.num_blocks, copy.num_rows) != (load.size.blocks, load.size.rows):
+        return "its file changed since its header was read"
+    return None
+
+
+def describe(error: BaseException) -> str:
+    """For a user: an OSError without the path, which is the server's own affair."""
+    text = (error.strerror if isinstance(error, OSError) else str(error)) or ""
+    return text or type(error).__name__
