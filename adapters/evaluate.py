@@ -1,8 +1,8 @@
 """Counts the answers that show each demo adapter's behaviour: `python -m heddle.adapters.evaluate [NAME …]`.
 
-The rules of `rules.py` judge greedy answers to the unseen prompts of `prompts.py`, with the adapter and without.
-The answers are PEFT's, for INT8 with LLM.int8()'s weights written back as floats. With `--engine heddle` they are
-Heddle's own.
+The rules of `rules.py` judge greedy answers to the unseen prompts of `prompts.py`, with the adapter and
+without. The answers are PEFT's (for INT8, on LLM.int8()'s weights written back as floats), or with
+`--engine heddle` those of Heddle's own engine.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def is_json_record(text: str, prompt: str) -> bool:
 
 
 def is_sql(text: str, prompt: str) -> bool:
-    """The whole answer is one SELECT that reads the table of the prompt, and SQLite compiles it against that table.
+    """The whole answer is one SELECT from the prompt's table, and SQLite compiles it against that table.
 
     The prompt begins with "Table name (column, column, …)."
     """

@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -23,13 +24,25 @@ HERE = Path(__file__).parent
 BASE_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SEED = 20
 BATCH = 8
-LEARNING_RATE = 2e-3
 WARMUP_STEPS = 5
 
-RECIPES: dict[str, tuple[LoraConfig, int]] = {
-    "pirate": (LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), 90),
-    "json": (LoraConfig(r=4, lora_alpha=8, use_rslora=True, target_modules=["q_proj", "v_proj"]), 70),
-    "sql": (
+
+class Recipe(NamedTuple):
+    """What is trained, for how many steps, how fast."""
+
+    config: LoraConfig
+    steps: int
+    learning_rate: float
+
+
+RECIPES = {
+    "pirate": Recipe(
+        LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), 90, 7e-4
+    ),
+    "json": Recipe(
+        LoraConfig(r=4, lora_alpha=8, use_rslora=True, target_modules=["q_proj", "v_proj"]), 70, 2e-3
+    ),
+    "sql": Recipe(
         LoraConfig(
             r=16,
             lora_alpha=16,
@@ -37,9 +50,10 @@ RECIPES: dict[str, tuple[LoraConfig, int]] = {
             layers_to_transform=list(range(14, 23)),
         ),
         90,
+        2e-3,
     ),
 }
-"""Adapter name -> what is trained, and for how many steps. The shapes differ so that a batch is a real mix."""
+"""By adapter name. Ranks, modules and layers differ, so that a batch of all three is a real mix."""
 
 
 def tokenize(tokenizer: AutoTokenizer, prompt: str, answer: str) -> tuple[list[int], int]:
@@ -66,7 +80,7 @@ def loss_of(model: PeftModel, batch: list[tuple[list[int], int]]) -> torch.Tenso
 
 def train(name: str, base: Path, out: Path, steps: int | None = None) -> None:
     """Train one adapter and write its PEFT folder, in float16."""
-    config, planned = RECIPES[name]
+    config, planned, learning_rate = RECIPES[name]
     config.task_type = "CAUSAL_LM"
     steps = steps or planned
     torch.manual_seed(SEED)
@@ -76,7 +90,7 @@ def train(name: str, base: Path, out: Path, steps: int | None = None) -> None:
     model = get_peft_model(network, config)
     model.train()
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, 1 - step / steps)
     )

@@ -8,28 +8,28 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
 from ..core.client import EngineClient
 from ..core.errors import EngineFailure
 from ..core.messages import AdapterState
+from ..lora import sources
 from ..lora.base import BaseModel
-from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
+from ..lora.errors import AdapterCorrupt
 from ..lora.layout import AdapterLayout
 from ..lora.records import AdapterRecord, Registration
 from ..lora.store import AdapterStore
-from . import sources
 from .auth import PUBLIC, Caller
 from .config import ServerConfig
 from .errors import ApiError
 from .holds import Holds
 from .protocol.adapters import Adapter, AdapterCreate, AdapterPatch, Matched, Residency
-from .workers import Workers
+from .workers import Pool, Workers
 
 logger = structlog.get_logger(__name__)
 
@@ -38,7 +38,9 @@ FLUSH_SECONDS = 10.0
 
 
 class AdapterService:
-    """Register, find, move and remove adapters. All methods belong to the event loop; the store runs in threads."""
+    """Register, find, move and remove adapters. All methods belong to the event loop; the store runs in
+    threads.
+    """
 
     def __init__(
         self,
@@ -59,6 +61,15 @@ class AdapterService:
 
     # ---------------------------------------------------------------- life
 
+    async def refuse_name_of_base(self) -> None:
+        """Raises `adapter_exists` where an adapter of an earlier start has the name the base is served under
+        now.
+        """
+        for record in await self._workers.registry(self._store.list, None):
+            if record.name == self._config.base_name:
+                message = f"an adapter of tenant {record.tenant} has the base's name {record.name!r}; "
+                raise ApiError("adapter_exists", message + "serve it under another (--served-model-name)")
+
     async def start(self) -> None:
         """Tell the engine every adapter there is, and register those of the settings."""
         await self._workers.files(self._clear_scratch)
@@ -76,7 +87,7 @@ class AdapterService:
         await self._workers.registry(self._store.close)
 
     async def _register_at_start(self, name: str, source: str) -> None:
-        """As `create`, for the operator: any local folder, and other weights make a new version of the name."""
+        """For the operator: any local folder, and other weights make a new version of the name."""
         create = AdapterCreate(name=name, source=source, replace=True)
         if sources.is_hub(source):
             await self.create_from_source(create, Caller(self._config.tenant, is_admin=True))
@@ -89,6 +100,11 @@ class AdapterService:
         self._scratch.mkdir(parents=True, exist_ok=True)
 
     # ---------------------------------------------------------------- registration
+
+    @property
+    def upload_threads(self) -> Pool:
+        """Who writes an upload to disk."""
+        return self._workers.files
 
     @asynccontextmanager
     async def scratch(self) -> AsyncIterator[Path]:
@@ -105,14 +121,13 @@ class AdapterService:
         """Register what lies at `create.source`. Returns the receipt, and whether a version was made."""
         if create.source is None:
             raise ApiError("invalid_request", "source is missing", "source")
-        if not sources.is_hub(create.source):
-            folder = await self._workers.files(
-                sources.local_folder, create.source, self._config.adapter_roots
-            )
-            return await self._create(create, folder, caller.tenant, create.source, dry_run)
         async with self.scratch() as folder:
             await self._workers.files(
-                sources.fetch_from_hub, create.source, folder, self._config.max_adapter_bytes
+                sources.fetch,
+                create.source,
+                self._config.adapter_roots,
+                folder,
+                max_bytes=self._config.max_adapter_bytes,
             )
             return await self._create(create, folder, caller.tenant, create.source, dry_run)
 
@@ -148,12 +163,16 @@ class AdapterService:
         return self._view(record), registration.created
 
     async def _settle_pin(self, registration: Registration, pinned: bool | None) -> AdapterRecord:
-        """Give the name's new version its pin, or undo the registration where the pool has no room for one more."""
+        """Give the name's new version its pin, or undo the registration where the pool has no room for one
+        more.
+        """
         record = registration.record
         wanted = record.pinned if pinned is None else pinned
         try:
             if wanted:
-                await self._sync_pins(except_for=record.digest)  # the replaced version gives its pin back first
+                await self._sync_pins(
+                    except_for=record.digest
+                )  # the replaced version gives its pin back first
                 await self._engine.pin(record.digest, True)
             record = await self._workers.registry(
                 self._store.patch, record.name, record.tenant, pinned=wanted
@@ -186,14 +205,19 @@ class AdapterService:
 
     # ---------------------------------------------------------------- questions
 
-    async def list(self, caller: Caller) -> list[Adapter]:
-        """Every name's current version: all tenants' for the admin, else the caller's and public's."""
+    async def all_of(self, caller: Caller) -> list[Adapter]:
+        """Every name's current version: all tenants' for the admin, else what the caller can use."""
         if caller.is_admin:
-            records = await self._workers.registry(self._store.list, None)
-        else:
-            records = await self._workers.registry(self._store.list, caller.tenant)
-            if caller.tenant != PUBLIC:
-                records = records + await self._workers.registry(self._store.list, PUBLIC)
+            return [self._view(record) for record in await self._workers.registry(self._store.list, None)]
+        return await self.usable(caller)
+
+    async def usable(self, caller: Caller) -> list[Adapter]:
+        """The current versions a request of the caller can name: its own, then public's of other names."""
+        records = await self._workers.registry(self._store.list, caller.tenant)
+        if caller.tenant != PUBLIC:
+            own = {record.name for record in records}
+            public = await self._workers.registry(self._store.list, PUBLIC)
+            records = records + [record for record in public if record.name not in own]
         return [self._view(record) for record in records]
 
     async def get(self, ref: str, caller: Caller) -> Adapter:
@@ -209,7 +233,9 @@ class AdapterService:
     # ---------------------------------------------------------------- changes
 
     async def patch(self, name: str, patch: AdapterPatch, caller: Caller) -> Adapter:
-        """Change pin, description or current version; `pin_limit` where the pool has no room for one more pin."""
+        """Change pin, description or current version; `pin_limit` where the pool has no room for one more
+        pin.
+        """
         record = await self._get(name, caller)
         target = record if patch.version is None else await self._get(f"{name}@{patch.version}", caller)
         if record.pinned if patch.pinned is None else patch.pinned:
@@ -317,6 +343,9 @@ class AdapterService:
 
     async def _know(self, record: AdapterRecord) -> None:
         """The engine must have heard of a digest, and have no failed load of it, before it can use it."""
+        if record.status == "incompatible":
+            message = f"adapter {record.reference} was made for another base ({record.base_model})"
+            raise ApiError("adapter_invalid", message)
         state = self._engine.adapters.get(record.digest)
         if state is not None and state.error is None:
             return
@@ -368,7 +397,9 @@ class AdapterService:
         task.add_done_callback(self._tasks.discard)
 
 
-def _status(record: AdapterRecord, state: AdapterState) -> str:
+def _status(
+    record: AdapterRecord, state: AdapterState
+) -> Literal["ready", "loading", "failed", "incompatible"]:
     if record.status == "incompatible":
         return "incompatible"
     if state.error is not None:

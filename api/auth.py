@@ -24,8 +24,8 @@ class Caller(msgspec.Struct, frozen=True):
 class Authenticator:
     """Checks the `Authorization` header against the configured admin key; without one everyone is the admin.
 
-    A server without a key listens on loopback alone, or was told that everyone may use it. What it must still refuse is
-    a web page elsewhere that sends a user's browser to it: such a call carries a foreign `Origin`.
+    A server without a key listens on loopback alone, or was told that everyone may use it. What it must still
+    refuse is a web page elsewhere that sends a user's browser to it: such a call carries a foreign `Origin`.
     """
 
     def __init__(self, admin_key: str | None) -> None:

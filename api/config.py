@@ -27,7 +27,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str | None = None
     """The base's name in requests. None: the name of its folder."""
     adapters: tuple[tuple[str, str], ...] = ()
-    """(name, source) of adapters registered at the start; a source may be any local folder, or `hf:org/name`."""
+    """(name, source) of adapters registered at the start; a source may be any local folder, or `hf:org/name`.
+    """
     tenant: str = PUBLIC
     """Whose they are."""
     adapter_roots: tuple[Path, ...] = (Path("adapters"),)
@@ -54,8 +55,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Why a server must not start like this; None where it may."""
         if not is_loopback(self.host) and self.admin_key is None and not self.allow_anonymous:
             return (
-                f"--host {self.host} is reachable from other machines and no key is set: give --admin-key KEY, or "
-                "--allow-anonymous to let everyone register and delete adapters"
+                f"--host {self.host} is reachable from other machines and no key is set: give "
+                "--admin-key KEY, or --allow-anonymous to let everyone register and delete adapters"
             )
         if self.admin_key is not None and not self.admin_key.strip():
             return "--admin-key must not be empty"

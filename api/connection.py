@@ -22,7 +22,9 @@ _MISSING = re.compile(r"^Object missing required field `([^`]+)`")
 
 
 async def body_chunks(request: AnyRequest, limit: int) -> AsyncIterator[bytes]:
-    """The body as it comes in. Raises `body_too_large` as soon as more than `limit` bytes are announced or sent."""
+    """The body as it comes in. Raises `body_too_large` as soon as more than `limit` bytes are announced or
+    sent.
+    """
     announced = request.headers.get("content-length")
     if announced is not None and announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit)
@@ -43,6 +45,12 @@ async def read_json(request: AnyRequest, body_type: type[T], limit: int) -> T:
     """The whole body as a `body_type`; a 400 that names the field where it is not one."""
     body = b"".join([chunk async for chunk in body_chunks(request, limit)])
     return decode(body, body_type)
+
+
+async def read_optional_json(request: AnyRequest, body_type: type[T], limit: int) -> T:
+    """As `read_json`; no body at all means all defaults."""
+    body = b"".join([chunk async for chunk in body_chunks(request, limit)])
+    return decode(body or b"{}", body_type)
 
 
 def decode(body: bytes, body_type: type[T]) -> T:

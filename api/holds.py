@@ -29,7 +29,9 @@ class Holds:
             return record
 
     def remove(self, ref: str, tenant: str) -> Removal:
-        """Remove versions from the registry. What no version names any more is freed by whoever calls `freeable`."""
+        """Remove versions from the registry. What no version names any more is freed by whoever calls
+        `freeable`.
+        """
         with self._lock:
             removal = self._store.remove(ref, tenant)
             self._orphans.update(removal.unreferenced)

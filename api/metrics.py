@@ -80,4 +80,6 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily(f"heddle_{name}", help_text.capitalize(), value=values[name])
         for name, help_text in GAUGES.items():
             yield GaugeMetricFamily(f"heddle_{name}", help_text.capitalize(), value=values[name])
-        yield CounterMetricFamily("heddle_engine_restarts", "Engine processes that died", value=self._restarts())
+        yield CounterMetricFamily(
+            "heddle_engine_restarts", "Engine processes that died", value=self._restarts()
+        )

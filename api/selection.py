@@ -57,8 +57,8 @@ async def selected(
 ) -> AsyncIterator[Selection]:
     """The request's selection; what it names is held until the context ends.
 
-    Raises `model_not_found` for any name that is unknown to the caller, `invalid_request` where `model` names an adapter
-    and `adapter` says otherwise.
+    Raises `model_not_found` for any name that is unknown to the caller, `invalid_request` where `model` names
+    an adapter and `adapter` says otherwise.
     """
     held: list[AdapterRecord] = []
 
@@ -82,7 +82,9 @@ async def selected(
             records = [await hold(entry.name, "adapter") for entry in entries]
             weights = tuple(entry.weight for entry in entries)
             if by_model is not None and not _same(by_model, records, weights):
-                raise invalid(f"model {model!r} names an adapter, and the field adapter says otherwise", "adapter")
+                raise invalid(
+                    f"model {model!r} names an adapter, and the field adapter says otherwise", "adapter"
+                )
             selection = Selection(named, tuple(records), weights, several=isinstance(adapter, list))
         yield selection
     finally:
@@ -105,4 +107,3 @@ def _entries(adapter: str | list[WeightedAdapter] | None) -> list[WeightedAdapte
 
 def _same(record: AdapterRecord, records: list[AdapterRecord], weights: tuple[float, ...]) -> bool:
     return [r.version_id for r in records] == [record.version_id] and weights == (1.0,)
-

@@ -23,7 +23,7 @@ Events = AsyncGenerator[msgspec.Struct, None]
 
 
 async def begin(events: Events, deadline: float | None) -> EventStream:
-    """An answer that streams `events`. Waits for the first one, so that a refusal still has its own status."""
+    """An answer that streams `events`. Waits for the first, so that a refusal still has its own status."""
     async with asyncio.timeout_at(deadline):
         try:
             first = await anext(events)
@@ -34,10 +34,11 @@ async def begin(events: Events, deadline: float | None) -> EventStream:
 
 
 class EventStream:
-    """ASGI application that sends the events until they end, the client leaves, or the deadline (loop time) passes.
+    """ASGI application that sends the events until they end, the client leaves, or the deadline (loop time)
+    passes.
 
-    In each of these cases `events` is closed, which gives back what the request holds. An error in mid-stream becomes a
-    last event in the shape of an error body, without `[DONE]`.
+    In each of these cases `events` is closed, which gives back what the request holds. An error in mid-stream
+    becomes a last event in the shape of an error body, without `[DONE]`.
     """
 
     def __init__(self, first: msgspec.Struct, events: Events, deadline: float | None) -> None:

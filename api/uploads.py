@@ -6,30 +6,26 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
-import multipart
+import multipart  # type: ignore[import-untyped]
 
+from ..lora.inspect import CONFIG_FILE, OTHER_FILES, WEIGHTS_FILE, missing_weights
 from .errors import ApiError, invalid
 from .workers import Pool
 
-FILES = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
-"""File names that are taken. The first two make an adapter; of the others its receipt says what becomes of them."""
+FILES = (CONFIG_FILE, WEIGHTS_FILE, *OTHER_FILES)
+"""File names that are taken. The first two make an adapter; of others the receipt says what becomes."""
 
+PICKLES = (".bin", ".pt", ".pth")
 MAX_PARTS = 16
 MAX_TEXT_BYTES = 64 * 1024
+OVERHEAD_BYTES = 2 << 20
+"""What a body may be longer than its files: other parts and headers."""
 WRITE_BYTES = 1 << 20
 """So much is gathered in memory before a thread writes it."""
 
 
 def boundary_of(content_type: str) -> str | None:
-    """The boundary of a multipart body; None where the header says that it is none. A 400 without a boundary."""
+    """The boundary of a multipart body; None for any other body. A 400 where the header lacks it."""
     kind, options = multipart.parse_options_header(content_type)
     if kind != "multipart/form-data":
         return None
@@ -43,8 +39,8 @@ async def receive(
 ) -> dict[str, str]:
     """Write the file parts into `folder` and return the text parts by name.
 
-    Memory stays below a few MiB whatever is sent. Raises `invalid_request` for a body that is not as it should be and
-    `body_too_large` for a file above `max_bytes`.
+    Memory stays below a few MiB whatever is sent. Raises `invalid_request` for a body that is not as it
+    should be and `body_too_large` for a file above `max_bytes`.
     """
     try:
         parser = multipart.PushMultipartParser(
@@ -60,14 +56,12 @@ async def receive(
             await upload.close()
     except multipart.ParserLimitReached as error:
         if "segment size" in str(error) or "maximum segment size" in str(error):
-            raise ApiError("body_too_large", f"a file is larger than the {max_bytes} bytes allowed") from error
+            raise ApiError(
+                "body_too_large", f"a file is larger than the {max_bytes} bytes allowed"
+            ) from error
         raise invalid(f"the multipart body is refused: {error}") from error
     except multipart.MultipartError as error:
         raise invalid(f"the multipart body is malformed: {error}") from error
-    missing = [name for name in FILES[:2] if name not in upload.files]
-    if missing:
-        message = f"the upload has no part named files with file name {missing[0]}"
-        raise ApiError("adapter_invalid", message, "files")
     return upload.texts
 
 
@@ -105,8 +99,9 @@ class _Upload:
                 raise invalid(f"part {self._name} is there twice", self._name)
             return
         if part.filename not in FILES:
-            hint = "; weights are taken as adapter_model.safetensors alone" if part.filename else ""
-            message = f"file name {part.filename!r} is not one of {', '.join(FILES)}{hint}"
+            if str(part.filename).endswith(PICKLES):
+                raise missing_weights([str(part.filename)])
+            message = f"file name {part.filename!r} is not one of {', '.join(FILES)}"
             raise ApiError("adapter_invalid", message, "files")
         if part.filename in self.files:
             raise invalid(f"file {part.filename} is there twice", "files")

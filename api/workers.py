@@ -20,7 +20,9 @@ class Pool:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` in a thread, in this task's context. A cancelled caller leaves it running to its end."""
+        """Run `function` in a thread, in this task's context. A cancelled caller leaves it running to its
+        end.
+        """
         call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
@@ -29,7 +31,9 @@ class Pool:
 
 
 class Workers:
-    """Apart from each other, so that a long validation delays no request's tokenising and no registry look-up."""
+    """Apart from each other, so that a long validation delays no request's tokenising and no registry
+    look-up.
+    """
 
     def __init__(self) -> None:
         self.text = Pool("text", 2)

@@ -1,4 +1,5 @@
-"""The ledger of the block pool: who holds which block, and what goes first when blocks run out. Control code: no torch.
+"""The ledger of the block pool: who holds which block, and what goes first when blocks run out. Control code:
+no torch.
 
 Every block is in exactly one of four states, so that free + used + cached + adapters = total:
 
@@ -7,12 +8,13 @@ Every block is in exactly one of four states, so that free + used + cached + ada
     cached     published in the prefix cache, in no table: idle, taken when room is needed
     adapters   a page of an adapter
 
-Published blocks form trees (a block's parent holds the tokens before it). A table that holds a block holds all its
-ancestors too, and a block is taken out only after its children, tails before heads: so a cached block is always reachable
-from its head, and every idle block can be taken.
+Published blocks form trees (a block's parent holds the tokens before it). A table that holds a block holds
+all its ancestors too, and a block is taken out only after its children, tails before heads: so a cached block
+is always reachable from its head, and every idle block can be taken.
 
-Idle prefix blocks and idle adapters stand in one order, GreedyDual-Size-Frequency (Cherkasova 1998) counted per block:
-score = clock + uses * cost to restore one block, the clock being the score of what was evicted last. The lowest goes first.
+Idle prefix blocks and idle adapters stand in one order, GreedyDual-Size-Frequency (Cherkasova 1998) counted
+per block: score = clock + uses * cost to restore one block, the clock being the score of what was evicted
+last. The lowest goes first.
 """
 
 from __future__ import annotations
@@ -67,9 +69,11 @@ class _Published:
 class BlockPool:
     """Block ids are the only currency. Verbs change all or nothing."""
 
-    def __init__(self, num_blocks: int, *, prefix_cost: float = 10.0, order: Sequence[int] | None = None) -> None:
-        """`prefix_cost`: to compute one block of tokens again, in units of copying one adapter page from host memory.
-        `order`: the order in which blocks are first given out (default: ascending)."""
+    def __init__(
+        self, num_blocks: int, *, prefix_cost: float = 10.0, order: Sequence[int] | None = None
+    ) -> None:
+        """`prefix_cost`: to compute one block of tokens again, in units of copying one adapter page from host
+        memory. `order`: the order in which blocks are first given out (default: ascending)."""
         order = range(num_blocks) if order is None else order
         assert sorted(order) == list(range(num_blocks)), "order is a permutation of the block ids"
         self.total = num_blocks
@@ -114,13 +118,15 @@ class BlockPool:
         return self._index.get(name)
 
     def score(self, cost: float, uses: int) -> float:
-        """Where something used `uses` times, whose restoring costs `cost` a block, stands in the order of eviction."""
+        """Where something used `uses` times, whose restoring costs `cost` a block, stands in the order of
+        eviction."""
         return self._clock + uses * cost
 
     # ------------------------------------------------------------------ sequences
 
     def reserve(self, cached: Sequence[int], count: int) -> list[int] | None:
-        """A table: the published blocks `cached` (a path from its head) and `count` fresh ones, all held once more.
+        """A table: the published blocks `cached` (a path from its head) and `count` fresh ones, all held once
+        more.
 
         None, and nothing changed, where there are too few. May evict what is idle.
         """
@@ -140,15 +146,15 @@ class BlockPool:
         return [*cached, *fresh]
 
     def publish(self, block: int, name: bytes, parent: int | None) -> int:
-        """The tokens of `block`, held and computed, can be found under `name`; `parent` holds the tokens before them.
+        """The tokens of `block`, held and computed, can be found under `name`; `parent` holds the tokens
+        before them.
 
-        Returns the block to hold from now on: where the same content is published already, that one, and `block` is let
-        go; else `block`.
+        Returns the block to hold from now on: where the same content is published already, that one, and
+        `block` is let go; else `block`.
         """
         known = self._index.get(name)
         if known is not None:
-            if known == block:
-                return block
+            assert known != block
             entry = self._published[known]
             assert entry is not None
             if self._references[known] == 0:
@@ -163,7 +169,8 @@ class BlockPool:
             assert above is not None
             above.children += 1
             depth = above.depth + 1
-        assert self._references[block] and self._published[block] is None
+        assert self._references[block]
+        assert self._published[block] is None
         self._index[name] = block
         self._published[block] = _Published(name, parent, depth)
         return block
@@ -182,7 +189,7 @@ class BlockPool:
             self._idle += 1
             entry.score = self.score(self._prefix_cost, entry.uses)
             if not entry.children:
-                heapq.heappush(self._heap, (entry.score, -entry.depth, entry.stamp, block))
+                self._queue(block, entry)
 
     # ------------------------------------------------------------------ adapters
 
@@ -230,10 +237,18 @@ class BlockPool:
             assert above is not None
             above.children -= 1
             if not above.children and not self._references[entry.parent]:
-                heapq.heappush(self._heap, (above.score, -above.depth, above.stamp, entry.parent))
+                self._queue(entry.parent, above)
+
+    def _queue(self, block: int, entry: _Published) -> None:
+        """An idle block has no children: it can be evicted."""
+        heapq.heappush(self._heap, (entry.score, -entry.depth, entry.stamp, block))
+        if len(self._heap) > 4 * self.total:  # void entries go when they come to the top, or now
+            self._heap = [item for item in self._heap if self._is_idle_leaf(item[3], item[2])]
+            heapq.heapify(self._heap)
 
     def _lowest_leaf(self) -> tuple[float, int] | None:
-        """Score and id of the idle prefix block that goes first; drops void entries of the heap on the way."""
+        """Score and id of the idle prefix block that goes first; drops void entries of the heap on the
+        way."""
         while self._heap:
             score, _, stamp, block = self._heap[0]
             if self._is_idle_leaf(block, stamp):
@@ -250,7 +265,8 @@ class BlockPool:
     # ------------------------------------------------------------------ for tests
 
     def check_integrity(self, tables: Iterable[Sequence[int]], adapters: Iterable[Sequence[int]]) -> None:
-        """Recount everything from the tables of all sequences and the pages of all adapters; AssertionError if wrong."""
+        """Recount everything from the tables of all sequences and the pages of all adapters; AssertionError
+        if wrong."""
         held = Counter(block for table in tables for block in table)
         pages = [block for blocks in adapters for block in blocks]
         assert len(set(pages)) == len(pages), "a page belongs to two adapters"
@@ -258,7 +274,9 @@ class BlockPool:
         assert self._references == [held[block] for block in range(self.total)], "reference counts are wrong"
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
-        cached = {block for block, entry in enumerate(self._published) if entry and not self._references[block]}
+        cached = {
+            block for block, entry in enumerate(self._published) if entry and not self._references[block]
+        }
         assert len(cached) == self._idle
         states = (free, held.keys(), cached, self._adapter_blocks)
         assert sum(map(len, states)) == self.total, "free + used + cached + adapters is not the total"
@@ -272,6 +290,8 @@ class BlockPool:
             assert entry.children == children[block]
             if entry.parent is not None:
                 assert self._published[entry.parent] is not None, "a head was evicted before its tail"
-                assert self._references[entry.parent] or not self._references[block], "a held block's parent is idle"
+                assert self._references[entry.parent] or not self._references[block], (
+                    "a held block's parent is idle"
+                )
             if block in cached and not entry.children:
                 assert block in waiting, "an idle leaf cannot be found for eviction"

@@ -76,7 +76,9 @@ class ChatTemplate:
         template = self._choose(tools)
         extra = dict(template_kwargs or {})
         if taken := sorted(extra.keys() & (RESERVED | self._special_tokens.keys())):
-            raise ChatTemplateError(f"the template argument {taken[0]!r} is set by the server", "chat_template_kwargs")
+            raise ChatTemplateError(
+                f"the template argument {taken[0]!r} is set by the server", "chat_template_kwargs"
+            )
         parts: list[str] = []
         size = 0
         try:
@@ -94,7 +96,14 @@ class ChatTemplate:
                 parts.append(part)
         except _RaisedByTemplate as error:
             raise ChatTemplateError(str(error)) from error
-        except (jinja2.TemplateError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise ChatTemplateError(f"the chat template failed on these messages: {error}") from error
         return "".join(parts)
 
@@ -134,7 +143,9 @@ def _normalised(message: Any, where: str) -> dict[str, Any]:
     content = result.get("content")
     if content is None:
         if role != "assistant" or not (result.get("tool_calls") or result.get("function_call")):
-            raise ChatTemplateError(f"{where}.content must be a string or a list of text parts (role {role!r})")
+            raise ChatTemplateError(
+                f"{where}.content must be a string or a list of text parts (role {role!r})"
+            )
         result["content"] = ""
     elif isinstance(content, list):
         result["content"] = "\n".join(_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
@@ -197,7 +208,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Like transformers' filter: unlike Jinja's own it keeps <, > and & as they are."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,14 +68,15 @@ class Engine:
         self.config = config
         self.idle = False
         """The last step found nothing to do: only a command or `wake` can change that."""
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
         try:
             model_config = ModelConfig.load(Path(config.model))
             device = machine.resolve_device(config)
             dtype = machine.resolve_dtype(config, device, model_config.torch_dtype)
             max_model_len = _max_model_len(config, model_config)
+            layout = _pool_layout(config, model_config, dtype)
             operations = ops.for_device(device, config.backend)
+            if config.num_threads is not None:
+                getattr(operations, "set_num_threads", torch.set_num_threads)(config.num_threads)
             self._model = load_model(
                 Path(config.model),
                 model_config,
@@ -90,7 +92,8 @@ class Engine:
             )
         except ModelError as error:
             raise EngineStartError(str(error)) from error
-        self._pool = _allocate_pool(config, model_config, device, dtype)
+        step_bytes = machine.step_bytes(config, model_config, dtype)
+        self._pool = _allocate_pool(layout, machine.pool_bytes(config, device, step_bytes), device)
         self._memory = PoolAdapterMemory(self._pool, model_config.linear_shapes, dtype)
         self._runner = Runner(
             self._model, self._pool, self._memory.tables, eos_token_ids=frozenset(model_config.eos_token_ids)
@@ -98,7 +101,7 @@ class Engine:
         warm_up(self._runner, self._pool, self._memory.tables)
         if config.step_log is not None:
             self._runner.open_log(Path(config.step_log))
-        self._blocks = BlockPool(self._pool.num_blocks)
+        self._blocks = BlockPool(self._pool.num_blocks, order=_block_order(config, self._pool.num_blocks))
         self._residency = Residency(
             memory=self._memory,
             blocks=self._blocks,
@@ -222,7 +225,8 @@ class Engine:
         self._residency.tick()
         plan = self._scheduler.schedule()
         outputs = self._scheduler.drain() if plan is None else self._execute(plan)
-        self.idle = plan is None and not outputs and not self._residency.busy
+        due = self._residency.busy or (self._scheduler.has_work and not self._residency.loading)
+        self.idle = plan is None and not outputs and not due
         return self._events(outputs, stepped=plan is not None)
 
     def _execute(self, plan: StepPlan) -> list[SequenceOutput]:
@@ -298,31 +302,37 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _allocate_pool(
-    config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> Pool:
+def _pool_layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> PoolLayout:
     if config.kv_cache_dtype != "auto":
         raise EngineStartError(f"--kv-cache-dtype {config.kv_cache_dtype} is not available; leave it out")
     layout = PoolLayout(model.num_layers, model.num_kv_heads, model.head_dim, config.block_size, dtype)
     longest_row = max(max(shape) for shape in model.linear_shapes.values()) * dtype.itemsize
     if layout.block_bytes < longest_row:
         raise EngineStartError(
-            f"--block-size {config.block_size}: a block of {layout.block_bytes} bytes is too small for an adapter's "
-            f"longest row of {longest_row}"
+            f"--block-size {config.block_size}: a block of {layout.block_bytes} bytes cannot hold an adapter's "
+            f"longest row, which takes {longest_row}"
         )
-    room = machine.pool_bytes(config, device, machine.step_bytes(config, model, dtype))
-    num_blocks = room // layout.block_bytes
+    return layout
+
+
+def _allocate_pool(layout: PoolLayout, size: int, device: torch.device) -> Pool:
+    num_blocks = size // layout.block_bytes
     if num_blocks < 1:
         raise EngineStartError(
-            f"the pool's {room} bytes hold no block: one takes {layout.block_bytes} bytes "
-            f"({config.block_size} tokens in {model.num_layers} layers); raise --pool-memory"
+            f"the pool's {size} bytes hold no block: one takes {layout.block_bytes} bytes "
+            f"({layout.block_size} tokens in {layout.num_layers} layers); raise --pool-memory"
         )
     try:
         return Pool(layout, num_blocks, device)
     except RuntimeError as error:
         raise EngineStartError(
-            f"the pool of {room} bytes cannot be allocated; lower --pool-memory"
+            f"the pool of {size} bytes cannot be allocated; lower --pool-memory"
         ) from error
+
+
+def _block_order(config: EngineConfig, count: int) -> list[int] | None:
+    """In tests blocks are given out in random order, so that nothing can depend on neighbours in memory."""
+    return random.Random(config.seed).sample(range(count), count) if config.check_invariants else None
 
 
 def _name(dtype: torch.dtype) -> str:

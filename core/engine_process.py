@@ -137,4 +137,6 @@ def _read_exactly(connection: socket.socket, count: int) -> bytearray | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    status = main(sys.argv)
+    logging.shutdown()
+    os._exit(status)  # without the seconds that torch and numba take to tear themselves down

@@ -22,7 +22,8 @@ class Chunk:
     samples: bool
     """The last row is the newest token: a next one is chosen from its logits."""
     prompt_logprob_rows: int = 0
-    """So many of the first rows need logits for prompt log-probabilities (row i predicts position start + i + 1)."""
+    """So many of the first rows need logits for prompt log-probabilities (row i predicts position start + i +
+    1)."""
 
     @property
     def adapter_weights(self) -> tuple[float, ...]:
@@ -65,8 +66,8 @@ class Sampled:
 class StepResult:
     """Keyed by sequence key: exactly the chunks with `samples`; `prompt_logprobs` where rows were asked for.
 
-    `errors` names sequences whose row could not be computed (for instance, no finite logits): they end with it, the
-    others go on.
+    `errors` names sequences whose row could not be computed (for instance, no finite logits): they end with
+    it, the others go on.
     """
 
     sampled: dict[int, Sampled]

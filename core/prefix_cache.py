@@ -1,7 +1,8 @@
 """Which blocks of a sequence were computed before: names of blocks by all that their KV depends on. No torch.
 
-The name of a block is a chained 256-bit hash: of the scope (tenant, adapters' digests and weights) at the head, then of
-the name before it and the block's own tokens. Equal names mean equal KV that the same tenant may read.
+The name of a block is a chained 256-bit hash: of the scope (tenant, adapters' digests and weights) at the
+head, then of the name before it and the block's own tokens. Equal names mean equal KV that the same tenant
+may read.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ class PrefixCache:
     def __init__(self, pool: BlockPool, block_size: int, enabled: bool = True) -> None:
         self._pool = pool
         self._block_size = block_size
-        self._enabled = enabled
+        self.enabled = enabled
 
     def match(self, sequence: Sequence) -> list[int]:
-        """The published blocks that begin `sequence`, in order: at most len - 1 tokens, so that one row is left to
-        compute. None for a sequence that still owes log-probabilities of its prompt: these need every row."""
-        if not self._enabled or sequence.owes_prompt_logprobs:
+        """The published blocks that begin `sequence`, in order: at most len - 1 tokens, so that one row is
+        left to compute. None for a sequence that still owes log-probabilities of its prompt: these need every
+        row."""
+        if not self.enabled or sequence.owes_prompt_logprobs:
             return []
         blocks: list[int] = []
         for index in range((len(sequence) - 1) // self._block_size):
@@ -54,7 +56,7 @@ class PrefixCache:
 
         A block whose content is published already is exchanged for that one in the sequence's table.
         """
-        if not self._enabled:
+        if not self.enabled:
             return
         table = sequence.block_table
         for index in range(sequence.num_published, sequence.num_computed // self._block_size):

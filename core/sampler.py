@@ -1,8 +1,8 @@
 """From logits to tokens: each row by its own request's parameters, independent of every other row.
 
 The order of a row's steps is vLLM's: log-probabilities of the untouched logits; logit_bias; end tokens masked
-below min_tokens; repetition, frequency and presence penalties; temperature; min_p; top_k; top_p; one draw. Rows
-are worked on one at a time in numpy, so that neighbours cannot change a bit of the outcome.
+below min_tokens; repetition, frequency and presence penalties; temperature; min_p; top_k; top_p; one draw.
+Each row is worked on alone, in numpy, so that neighbours cannot change a bit of the outcome.
 """
 
 from __future__ import annotations
@@ -209,4 +209,4 @@ def _logprobs(raw: np.ndarray, token: int, top: int) -> TokenLogprobs:
     rank = 1 + int(np.count_nonzero(raw > raw[token])) + int(np.count_nonzero(raw[:token] == raw[token]))
     best = _top_k(raw, None, top) if top else np.empty(0, dtype=np.int64)
     best = best[np.argsort(-raw[best], kind="stable")]
-    return TokenLogprobs(logprob(token), [(int(index), logprob(index)) for index in best], rank)
+    return TokenLogprobs(logprob(token), [(index, logprob(index)) for index in best.tolist()], rank)

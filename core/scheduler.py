@@ -1,16 +1,34 @@
-"""Which tokens run in the next step. SIGNATURES FIRST; bodies follow."""
+"""Which tokens are computed in the next step, and what came of the last one. Control code: no torch.
+
+The life of a sequence:
+
+    submit --> waiting --admitted--> running --finish rule, abort, error--> finished
+                  ^                     |
+                  +------preempted------+   blocks ran out: the youngest gives its own back and starts again
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from ..lora.residency import Residency
+from .acceptance import Acceptance
+from .admission import Admission
 from .block_pool import BlockPool
-from .messages import EngineError, Generate, SequenceOutput
-from .plan import StepPlan, StepResult
+from .messages import EngineError, FinishReason, Generate, SequenceOutput
+from .plan import Chunk, Sampled, StepPlan, StepResult
+from .prefix_cache import PrefixCache
+from .queue_policy import Fifo, QueuePolicy
+from .sequence import Sequence, Status
 
 
 class Scheduler:
+    """Continuous batching under one budget of tokens a step: decodes first, then chunks of prompts.
+
+    Every accepted sequence ends with exactly one output that has a `finish_reason`, or with none after an
+    abort. One plan at a time: each must be answered by `update` or `fail` before the next `schedule`.
+    """
+
     def __init__(
         self,
         *,
@@ -23,27 +41,323 @@ class Scheduler:
         max_queued: int,
         eos_token_ids: frozenset[int],
         enable_prefix_caching: bool = True,
-    ) -> None: ...
+        queue: QueuePolicy | None = None,
+        patience: int = 64,
+    ) -> None:
+        """`max_queued`: waiting sequences beyond which new ones are refused as `overloaded`. `queue`: the
+        order of admission (None: by arrival). `patience`: steps that a sequence may lack room for its
+        adapters before others make way for it."""
+        pool.attach(residency.places)
+        self._pool = pool
+        self._residency = residency
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_queued = max_queued
+        self._eos_token_ids = eos_token_ids
+        self._acceptance = Acceptance(residency, block_size, max_model_len)
+        self._cache = PrefixCache(pool, block_size, enable_prefix_caching)
+        self._queue: QueuePolicy = Fifo() if queue is None else queue
+        self._admission = Admission(
+            pool=pool,
+            cache=self._cache,
+            residency=residency,
+            acceptance=self._acceptance,
+            queue=self._queue,
+            max_num_seqs=max_num_seqs,
+            patience=patience,
+        )
+        self._live: dict[int, Sequence] = {}
+        self._running: list[Sequence] = []  # by arrival
+        self._in_flight: StepPlan | None = None
+        self._aborted: list[Sequence] = []  # in the step in flight: what they hold is freed after it
+        self._outbox: list[SequenceOutput] = []
+        self._arrivals = 0
+        self._step = 0
+        self._counters = dict.fromkeys(
+            ("prompt_tokens", "generated_tokens", "cached_tokens", "preemptions"), 0
+        )
+
+    # ------------------------------------------------------------------ in and out
 
     def submit(self, command: Generate) -> EngineError | None:
-        """None: accepted."""
+        """Queue a sequence; None: accepted. It holds its adapters from now on, and these begin to load.
+
+        Refused: `invalid_request`, `context_length_exceeded`, `capacity_exceeded`, `model_not_found`,
+        `adapter_failed`, `adapter_cold`, `overloaded`.
+        """
+        if command.key in self._live or any(gone.key == command.key for gone in self._aborted):
+            return EngineError("invalid_request", f"a sequence with key {command.key} is under way")
+        accepted = self._acceptance.accept(command, self._arrivals)
+        if isinstance(accepted, EngineError):
+            return accepted
+        if command.on_cold == "reject" and not self._residency.on_device(accepted.digests):
+            for digest in accepted.digests:
+                self._residency.load(digest)  # so that the next try finds it
+            return EngineError(
+                "adapter_cold", "the adapter is not in device memory; it is being loaded", "adapter"
+            )
+        if len(self._queue) >= self._max_queued:
+            return EngineError("overloaded", f"{len(self._queue)} requests are waiting; try again later")
+        self._arrivals += 1
+        self._live[accepted.key] = accepted
+        self._residency.lease(accepted.key, accepted.digests, self._acceptance.promised(accepted))
+        self._queue.add(accepted)
         return None
-    def abort(self, keys: Iterable[int]) -> None: ...
-    def schedule(self) -> StepPlan | None:
-        """None: nothing to run now (waiting for loads, or idle). Exactly one of update or fail must follow a plan."""
-        return None
-    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
-        """Outputs of the step, and of sequences that ended outside one since the last call."""
-        return []
-    def fail(self, plan: StepPlan, message: str) -> list[SequenceOutput]: ...
+
+    def abort(self, keys: Iterable[int]) -> None:
+        """End these sequences without an output; what they hold is free at once, or after the step in flight
+        that writes to it. Unknown keys are ignored."""
+        for key in keys:
+            sequence = self._live.get(key)
+            if sequence is None:
+                continue
+            if self._in_flight is not None and sequence.status is Status.RUNNING:
+                del self._live[key]
+                self._running.remove(sequence)
+                self._aborted.append(sequence)
+                sequence.status = Status.FINISHED
+            else:
+                self._remove(sequence)
+
     def drain(self) -> list[SequenceOutput]:
-        """Ends decided outside a step (an adapter that cannot be loaded): call where `schedule` gave None."""
-        return []
+        """Ends decided outside a step (an adapter that cannot be loaded): for when `schedule` gave None."""
+        outputs, self._outbox = self._outbox, []
+        return outputs
+
     @property
     def has_work(self) -> bool:
-        """Sequences are queued or running, or adapter loads wait for room."""
+        """Sequences are queued or running, or loads that were asked for wait for room."""
+        return bool(self._live or self._outbox or self._residency.requests)
+
+    # ------------------------------------------------------------------ one step
+
+    def schedule(self) -> StepPlan | None:
+        """The next step; None: nothing can run now (all waits for loads, or there is nothing)."""
+        assert self._in_flight is None, "the last plan was not answered"
+        self._step += 1
+        for key, message in self._residency.failed_leases():
+            sequence = self._live.get(key)
+            if sequence is not None and sequence.status is not Status.RUNNING:
+                self._outbox.append(
+                    self._end(sequence, "error", error=EngineError("adapter_failed", message))
+                )
+        chunks: list[Chunk] = []
+        budget = self._max_num_batched_tokens
+        for sequence in list(self._running):  # decodes, the oldest first: it finds blocks before the younger
+            owes_one = len(sequence) - sequence.num_computed == 1
+            if budget and owes_one and sequence.status is Status.RUNNING and self._grow(sequence):
+                chunks.append(self._chunk(sequence, 1))
+                budget -= 1
+        for sequence in self._running:
+            owed = len(sequence) - sequence.num_computed
+            if budget and owed > 1:
+                chunks.append(self._chunk(sequence, min(owed, budget)))
+                budget -= len(chunks[-1].token_ids)
+        if budget:
+            for sequence in self._admission.admit(self._running, self._step, self._outgrown):
+                chunks.append(self._chunk(sequence, min(len(sequence) - sequence.num_computed, budget)))
+                budget -= len(chunks[-1].token_ids)
+                if not budget:
+                    break
+        self._admission.serve_requests(self._running)
+        if chunks:
+            self._in_flight = StepPlan(tuple(chunks))
+        return self._in_flight
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+        """Take in what the step brought: the outputs of its sequences, and of those that ended outside a
+        step."""
+        self._land(plan)
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            if sequence.status is Status.FINISHED:
+                continue  # aborted meanwhile
+            if sequence.key in result.errors:
+                error = EngineError("internal_error", result.errors[sequence.key])
+                self._outbox.append(self._end(sequence, "error", error=error))
+                continue
+            sequence.num_computed = chunk.start + len(chunk.token_ids)
+            self._cache.publish(sequence)
+            self._queue.charge(sequence, len(chunk.token_ids))
+            if chunk.prompt_logprob_rows:
+                assert sequence.prompt_logprobs is not None
+                sequence.prompt_logprobs.extend(result.prompt_logprobs[sequence.key])
+            if chunk.samples:
+                self._outbox.append(self._add_token(sequence, result.sampled[sequence.key]))
+            elif sequence.num_computed == len(sequence):
+                self._outbox.append(self._end(sequence, "length"))  # max_tokens is 0
+        return self.drain()
+
+    def fail(self, plan: StepPlan, message: str) -> list[SequenceOutput]:
+        """The step could not be computed: its sequences end with an error."""
+        self._land(plan)
+        for chunk in plan.chunks:
+            if chunk.sequence.status is not Status.FINISHED:
+                error = EngineError("internal_error", message)
+                self._outbox.append(self._end(chunk.sequence, "error", error=error))
+        return self.drain()
+
+    def _land(self, plan: StepPlan) -> None:
+        assert plan is self._in_flight, "this plan is not in flight"
+        self._in_flight = None
+        for sequence in self._aborted:
+            self._free(sequence)
+            self._release(sequence)
+        self._aborted.clear()
+
+    def _chunk(self, sequence: Sequence, tokens: int) -> Chunk:
+        start, stop = sequence.num_computed, sequence.num_computed + tokens
+        last_predictor = len(sequence.prompt_token_ids) - 1
+        return Chunk(
+            sequence=sequence,
+            start=start,
+            token_ids=sequence.token_ids(start, stop),
+            block_table=tuple(sequence.block_table[: self._acceptance.blocks(stop)]),
+            adapter_slots=self._residency.slots(sequence.digests),
+            samples=stop == len(sequence) and sequence.max_tokens > 0,
+            prompt_logprob_rows=min(stop, last_predictor) - start if sequence.owes_prompt_logprobs else 0,
+        )
+
+    # ------------------------------------------------------------------ blocks run out
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """See to it that the sequence has a block for its newest token. False: it is not running any more."""
+        if self._acceptance.blocks(len(sequence)) <= len(sequence.block_table):
+            return True
+        if self._acceptance.room(sequence.digests) < len(sequence):
+            self._outgrown(sequence)
+            return False
+        while sequence.status is Status.RUNNING:
+            if self._residency.give_way(1):
+                block = self._pool.reserve((), 1)
+                assert block is not None
+                sequence.block_table += block
+                return True
+            assert len(self._running) > 1, "a sequence that was accepted does not fit alone"
+            self._preempt(self._running[-1])
         return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """It gives its blocks back and queues again; its tokens stay, and are computed again."""
+        self._running.remove(sequence)
+        self._free(sequence)
+        sequence.status = Status.PREEMPTED
+        sequence.num_computed = sequence.num_published = 0
+        if sequence.owes_prompt_logprobs:
+            sequence.prompt_logprobs = [None]
+        self._queue.add(sequence)
+        self._counters["preemptions"] += 1
+
+    def _outgrown(self, sequence: Sequence) -> None:
+        """Pins have taken since what it could have used: it has all that there is."""
+        assert sequence.open_ended
+        self._outbox.append(self._end(sequence, "length"))
+
+    # ------------------------------------------------------------------ ends
+
+    def _add_token(self, sequence: Sequence, sampled: Sampled) -> SequenceOutput:
+        sequence.output_token_ids.append(sampled.token_id)
+        self._counters["generated_tokens"] += 1
+        reason = self._finish_reason(sequence)
+        if reason is None:
+            return self._output(sequence, sampled)
+        return self._end(sequence, reason, sampled)
+
+    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        params, outputs = sequence.params, sequence.output_token_ids
+        if len(outputs) >= params.min_tokens:
+            if outputs[-1] in self._eos_token_ids and not params.ignore_eos:
+                return "stop"
+            if outputs[-1] in params.stop_token_ids:
+                return "stop"
+        return "length" if len(outputs) >= sequence.max_tokens else None
+
+    def _output(
+        self,
+        sequence: Sequence,
+        sampled: Sampled | None = None,
+        reason: FinishReason | None = None,
+        error: EngineError | None = None,
+    ) -> SequenceOutput:
+        first, sequence.reported = not sequence.reported, True
+        if first and sequence.cached_tokens is not None:
+            self._counters["prompt_tokens"] += len(sequence.prompt_token_ids)
+            self._counters["cached_tokens"] += sequence.cached_tokens
+        complete = not sequence.owes_prompt_logprobs
+        return SequenceOutput(
+            key=sequence.key,
+            token_ids=[] if sampled is None else [sampled.token_id],
+            logprobs=None if sampled is None or sampled.logprobs is None else [sampled.logprobs],
+            prompt_logprobs=sequence.prompt_logprobs if first and complete else None,
+            cached_tokens=sequence.cached_tokens if first else None,
+            finish_reason=reason,
+            stop_token_id=sampled.token_id if sampled is not None and reason == "stop" else None,
+            error=error,
+        )
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        sampled: Sampled | None = None,
+        error: EngineError | None = None,
+    ) -> SequenceOutput:
+        """Free all it holds; its last output."""
+        self._remove(sequence)
+        return self._output(sequence, sampled, reason, error)
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence.status is Status.RUNNING:
+            self._running.remove(sequence)
+            self._free(sequence)
+        else:
+            self._queue.remove(sequence)
+        sequence.status = Status.FINISHED
+        del self._live[sequence.key]
+        self._release(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        """Blocks, and the hold on its adapters' places."""
+        self._pool.release(sequence.block_table)
+        sequence.block_table = []
+        self._residency.unhold(sequence.key)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._residency.release(sequence.key)
+        self._admission.fence.ended(sequence.key)
+
+    # ------------------------------------------------------------------ for others to look at
+
     def stats(self) -> dict[str, int]:
-        """Fields of messages.Stats but steps and step_seconds."""
-        return {}
-    def check_integrity(self) -> None: ...
+        """The fields of `messages.Stats` but steps and step_seconds."""
+        counts = self._pool.counts()
+        adapters = self._residency.stats()
+        return {
+            "running": len(self._running),
+            "waiting": len(self._queue),
+            "blocks_total": self._pool.total,
+            **{f"blocks_{state}": count for state, count in counts.items()},
+            "adapter_loads": adapters["adapter_loads"],
+            "adapter_evictions": adapters["adapter_evictions"],
+            **self._counters,
+        }
+
+    def check_integrity(self) -> None:
+        """AssertionError where a block, a lease or a sequence is lost, or held twice. For tests."""
+        holders = [*self._running, *self._aborted]
+        tables = [sequence.block_table for sequence in holders]
+        self._pool.check_integrity(tables, self._residency.places.pages())
+        keys = [*self._live, *(sequence.key for sequence in self._aborted)]
+        self._residency.check_integrity(keys, [sequence.key for sequence in holders])
+        waiting = list(self._queue)
+        assert len(waiting) == len(self._queue)
+        assert {sequence.key for sequence in [*self._running, *waiting]} == self._live.keys()
+        assert len(self._running) + len(waiting) == len(self._live)
+        assert all(sequence.status is Status.RUNNING for sequence in self._running)
+        arrivals = [sequence.arrival for sequence in self._running]
+        assert arrivals == sorted(arrivals)
+        for sequence in self._running:
+            assert sequence.num_computed < len(sequence) or self._in_flight is not None
+            assert self._acceptance.blocks(sequence.num_computed) <= len(sequence.block_table)
+        for sequence in waiting:
+            assert sequence.status in (Status.WAITING, Status.PREEMPTED)
+            assert not sequence.block_table

@@ -14,7 +14,8 @@ class Status(Enum):
     """Queued: for its turn, for blocks, or for an adapter to come to the device."""
     RUNNING = "running"
     PREEMPTED = "preempted"
-    """Gave its blocks back and is queued again; its tokens so far are kept and it still holds its adapters."""
+    """Gave its blocks back and is queued again; its tokens so far are kept and it still holds its
+    adapters."""
     FINISHED = "finished"
 
 
@@ -22,8 +23,8 @@ class Status(Enum):
 class Sequence:
     """What is known of one sequence; owned by the scheduler, read by the runner.
 
-    `num_computed` tokens have their KV in `block_table`; everything from there to `len(self)` is still owed to the
-    model: a prompt at first, one token while decoding, more after a preemption.
+    `num_computed` tokens have their KV in `block_table`; everything from there to `len(self)` is still owed
+    to the model: a prompt at first, one token while decoding, more after a preemption.
     """
 
     key: int
@@ -35,7 +36,9 @@ class Sequence:
     arrival: int
     """Order of submission."""
     max_tokens: int
-    """`params.max_tokens`, or the room there is where that is None."""
+    """`params.max_tokens`, or the room there is where that is None or may be shortened."""
+    open_ended: bool = False
+    """`max_tokens` is the room there is: it may end earlier where pins have taken some of it since."""
     status: Status = Status.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
@@ -63,7 +66,8 @@ class Sequence:
 
     @property
     def owes_prompt_logprobs(self) -> bool:
-        """Log-probabilities of the prompt were asked for and are not complete: its rows must be computed, not found."""
+        """Log-probabilities of the prompt were asked for and are not complete: its rows must be computed, not
+        found."""
         if self.params.prompt_logprobs is None:
             return False
         return self.prompt_logprobs is None or len(self.prompt_logprobs) < len(self.prompt_token_ids)

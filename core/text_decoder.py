@@ -8,7 +8,7 @@ Three kinds of vocabulary need three ways of knowing when a piece is final:
 
 | class | vocabulary | a piece waits |
 |---|---|---|
-| ByteLevelDecoder | byte-level BPE: tokens are bytes | never; the character goes to the token with its last byte |
+| ByteLevelDecoder | byte-level BPE: tokens are bytes | for one token, after a token that ends within a character |
 | PieceDecoder | SentencePiece with byte fallback: tokens are text or one byte | at byte tokens until the run of them ends |
 | WindowDecoder | any other | while the text ends in a replacement character, for a few tokens |
 
@@ -53,14 +53,31 @@ class ByteLevelDecoder:
             if len(tail) >= 3:  # a character begun but not ended has at most three bytes
                 break
         self._decoder.decode(tail)
+        self._begun_in_prompt = self._unfinished()
+        self._waiting: list[
+            str
+        ] = []  # the piece of a token that ends within a character, which may yet get U+FFFD
 
     def push(self, token_id: int) -> list[str]:
-        return [self._decoder.decode(self._token_bytes(token_id))]
+        pieces = [*self._waiting, self._decode(self._token_bytes(token_id))]
+        self._waiting = [pieces.pop()] if self._unfinished() else []
+        return pieces
 
     def flush(self) -> list[str]:
-        """The unfinished character has no token of its own left: it joins the last token's piece (see `Detokenizer`)."""
-        rest = self._decoder.decode(b"", final=True)
-        return [rest] if rest else []
+        rest = self._decode(b"", final=True)
+        pieces, self._waiting = [piece + rest for piece in self._waiting], []
+        return pieces
+
+    def _unfinished(self) -> bool:
+        return bool(self._decoder.getstate()[0])
+
+    def _decode(self, data: bytes, final: bool = False) -> str:
+        text = self._decoder.decode(data, final)
+        if text and self._begun_in_prompt:
+            self._begun_in_prompt = False
+            # The prompt's text already shows the character it leaves unfinished as one replacement.
+            return text.removeprefix(REPLACEMENT)
+        return text
 
 
 @dataclass(frozen=True)
@@ -89,25 +106,25 @@ class PieceRules:
 class PieceDecoder:
     """Tokens are text, or single bytes whose runs are UTF-8."""
 
-    def __init__(self, rules: PieceRules, piece: Callable[[int], str | bytes | None], prompt: Sequence[int]) -> None:
+    def __init__(
+        self, rules: PieceRules, piece: Callable[[int], str | bytes | None], prompt: Sequence[int]
+    ) -> None:
         """`piece`: None for tokens that are left out of texts."""
         self._piece = piece
-        self._run = bytearray()
         self._strip = (rules.strip_char, rules.strip_count)
-        for token_id in reversed(prompt):
-            value = piece(token_id)
-            if isinstance(value, bytes):
-                self._run[:0] = value
-            elif value is not None:
-                break
-        # A whole character at the prompt's end is the prompt's; only one that is not finished goes on.
-        self._run = self._run[len(self._run) - _unfinished(self._run) :]
-        self._begun = len(self._run)
-        self._waiting: list[int] = []  # for each waiting token the length of the run after it
         for token_id in prompt:
             value = piece(token_id)
-            if value is not None and not self._stripped(value if isinstance(value, str) else REPLACEMENT) == "":
+            if value and self._stripped(value if isinstance(value, str) else value.decode(errors="replace")):
                 break
+        run: list[bytes] = []
+        for token_id in reversed(prompt):
+            value = piece(token_id)
+            if isinstance(value, str):
+                break
+            run.append(value or b"")
+        self._run = bytearray(b"".join(reversed(run)))
+        self._prompt_run = len(self._run)
+        self._waiting: list[int] = []  # for each waiting token the length of the run after it
 
     def push(self, token_id: int) -> list[str]:
         value = self._piece(token_id)
@@ -122,21 +139,18 @@ class PieceDecoder:
     def flush(self) -> list[str]:
         ends, self._waiting = self._waiting, []
         run, self._run = bytes(self._run), bytearray()
-        begun, self._begun = self._begun, 0
+        start, self._prompt_run = self._prompt_run, 0
         pieces = []
-        try:
-            run.decode()
-        except UnicodeDecodeError:
-            start = begun
+        if not _is_utf8(run):
             for end in ends:
                 pieces.append(self._stripped(REPLACEMENT * (end - start)))
                 start = end
             return pieces
-        done = 0
+        start -= _unfinished(run[max(0, start - 3) : start])  # begun in the prompt, shown with what ends it
         for end in ends:
-            whole = end - _unfinished(run[:end][-3:])
-            pieces.append(self._stripped(run[done:whole].decode()))
-            done = whole
+            whole = end - _unfinished(run[max(0, end - 3) : end])
+            pieces.append(self._stripped(run[start:whole].decode()))
+            start = whole
         return pieces
 
     def _stripped(self, text: str) -> str:
@@ -189,13 +203,20 @@ class WindowDecoder:
         return pieces
 
 
-def _unfinished(data: bytes | bytearray) -> int:
-    """How many bytes at the end begin a character that is not finished (0 to 3)."""
-    for length in range(1, min(3, len(data)) + 1):
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _unfinished(data: bytes) -> int:
+    """How many of the last bytes (at most three are given) begin a character of valid UTF-8 that goes on after them."""
+    for length in range(1, len(data) + 1):
         lead = data[-length]
         if lead >= 0xC0:
-            needed = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-            return length if length < needed else 0
+            return length if length < (2 if lead < 0xE0 else 3 if lead < 0xF0 else 4) else 0
         if lead < 0x80:
             return 0
     return 0
@@ -225,4 +246,6 @@ def piece_rules(decoder: dict[str, Any] | None) -> PieceRules | None:
 
 def is_byte_level(decoder: dict[str, Any] | None) -> bool:
     """Whether a `tokenizers` decoder (its JSON) is that of byte-level BPE."""
+    if decoder is not None and decoder["type"] == "Sequence" and len(decoder["decoders"]) == 1:
+        decoder = decoder["decoders"][0]
     return decoder is not None and decoder["type"] == "ByteLevel"

@@ -113,7 +113,11 @@ def paged_attention(
         hidden = torch.arange(length, device=q.device) > own.unsqueeze(1)  # [rows, length]
         scores = (q[first:last].float().transpose(0, 1) @ keys.transpose(1, 2)) * scale
         weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
-        out[first:last] = (weights @ values).transpose(0, 1).to(q.dtype)
+        # A later row's NaN times its weight 0 would be NaN: only what a row really sees may reach it.
+        broken = ~values.isfinite()
+        result = weights @ values.masked_fill(broken, 0)
+        result = result.masked_fill(weights @ broken.float() > 0, torch.nan)
+        out[first:last] = result.transpose(0, 1).to(q.dtype)
     return out
 
 

@@ -1,13 +1,14 @@
 """The seam between residency and the memory it moves adapters through. Control code: no torch.
 
-`Residency` decides which adapter lies where; `AdapterMemory` moves the bytes (implemented one floor up, beside the
-device pool), and `Blocks` is the pool's ledger. Both are Protocols, so that this floor knows neither.
+`Residency` decides which adapter lies where; `AdapterMemory` moves the bytes (implemented one floor up,
+beside the device pool), and `Blocks` is the pool's ledger. Both are Protocols, so that this floor knows
+neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -58,7 +59,10 @@ class HostAdapter(Protocol):
     def nbytes(self) -> int: ...
 
 
-class AdapterMemory(Protocol):
+Host = TypeVar("Host", bound=HostAdapter)
+
+
+class AdapterMemory(Protocol[Host]):
     """Moves adapters' bytes. All calls but `load_host` come from the engine's own thread, between steps."""
 
     def measure(self, path: str) -> AdapterSize:
@@ -67,21 +71,23 @@ class AdapterMemory(Protocol):
         Raises OSError, or `AdapterCorrupt`/`AdapterInvalid`, where the file cannot be read.
         """
 
-    def load_host(self, path: str) -> HostAdapter:
-        """Read, verify and pack the file. Runs in a worker thread; whatever it raises fails this adapter alone."""
+    def load_host(self, path: str) -> Host:
+        """Read, verify and pack the file. Runs in a worker thread; whatever it raises fails this adapter
+        alone."""
 
-    def copy_pages(self, host: HostAdapter, first: int, blocks: Sequence[int]) -> None:
+    def copy_pages(self, host: Host, first: int, blocks: Sequence[int]) -> None:
         """Pages first, first + 1, … of `host` go into these blocks of the pool."""
 
-    def write_tables(self, host: HostAdapter, blocks: Sequence[int], slot: int, first_row: int) -> None:
-        """All its pages are in `blocks`: write its tables into `slot` and its rows to rows first_row, … of the arena.
+    def write_tables(self, host: Host, blocks: Sequence[int], slot: int, first_row: int) -> None:
+        """All its pages are in `blocks`: write its tables into `slot` and its rows to rows first_row, … of
+        the arena.
 
         Everything the slot said before is overwritten, absent modules (rank 0) included.
         """
 
     def move_rows(self, slot: int, first_row: int, num_rows: int, to: int) -> None:
-        """The adapter in `slot` gets its `num_rows` row entries moved from first_row to `to` (to < first_row; the
-        ranges may overlap) and its `first_row` table shifted to match."""
+        """The adapter in `slot` gets its `num_rows` row entries moved from first_row to `to` (to < first_row;
+        the ranges may overlap) and its `first_row` table shifted to match."""
 
 
 class Blocks(Protocol):
@@ -93,10 +99,12 @@ class Blocks(Protocol):
 
     @property
     def available(self) -> int:
-        """Blocks that `take_for_adapter` could give: free ones, and idle ones of prefix cache and adapters."""
+        """Blocks that `take_for_adapter` could give: free ones, and idle ones of prefix cache and
+        adapters."""
 
     def take_for_adapter(self, count: int) -> list[int] | None:
-        """`count` blocks, evicting what is idle in the pool's order; None (and nothing changed) if there are too few.
+        """`count` blocks, evicting what is idle in the pool's order; None (and nothing changed) if there are
+        too few.
 
         May call back `Evictable.evict_idle`.
         """

@@ -1,7 +1,7 @@
 """Slots and row ranges of the fixed table arena of resident adapters. Control code: no torch.
 
-An adapter takes one slot and one contiguous range of row entries. Ranges are given first fit; where the free entries
-suffice but lie scattered, the ranges in use are moved together first.
+An adapter takes one slot and one contiguous range of row entries. Ranges are given first fit; where the free
+entries suffice but lie scattered, the ranges in use are moved together first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Move:
 
 
 class Arena:
-    """Who has which slot and rows. A slot given back is given out again: only what no step in flight names may be."""
+    """Who has which slot and rows. A slot given back is given out again: only what no step in flight names
+    may be."""
 
     def __init__(self, num_slots: int, num_rows: int) -> None:
         self.num_slots = num_slots
@@ -42,7 +43,8 @@ class Arena:
         return self._ranges[slot][0]
 
     def take(self, rows: int) -> tuple[int, list[Move]]:
-        """A slot with a range of `rows` entries, and the moves that make its range free, in the order to do them.
+        """A slot with a range of `rows` entries, and the moves that make its range free, in the order to do
+        them.
 
         The caller has made sure of a free slot and `rows` free entries.
         """

@@ -5,7 +5,8 @@ A canonical file is a safetensors file whose bytes follow from the adapter alone
 B, in the number form of the adapter's own file; metadata holds each module's scale (the shortest text of its
 float32) and the digest. The digest is SHA-256 over the header written without the digest, then the tensors'
 bytes: it depends on places, ranks, scales, number form and values, and on nothing else (not on names,
-folders, tensor order or other config keys)."""
+folders, tensor order or other config keys).
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ def check_copy(file: SafetensorsFile, name: str, which: str, base: BaseModel) ->
     if entry.dtype not in NUMPY:
         raise AdapterInvalid(f"{name} has dtype {entry.dtype}; F32, F16 and BF16 are served")
     with _base_file(name, which, base) as (own, own_name):
-        form, own_form = cast(FloatForm, entry.dtype), cast(FloatForm, own.entries[own_name].dtype)
+        form: FloatForm = entry.dtype
+        own_form = cast(FloatForm, own.entries[own_name].dtype)
         sizes = (NUMPY[form].itemsize, NUMPY[own_form].itemsize)
         values = CHUNK // 4
         for copied, kept in zip(

@@ -1,10 +1,11 @@
-"""Host copies of adapters: loads on worker threads, one per adapter at a time, kept within a budget. No torch."""
+"""Host copies of adapters: loads on worker threads, one per adapter at a time, kept within a budget. No
+torch."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -31,11 +32,15 @@ class HostCopies:
         self,
         load: Callable[[str], HostAdapter],
         budget: int,
+        is_needed: Callable[[str], bool],
         on_loaded: Callable[[], None],
         executor: Executor | None,
     ) -> None:
+        """`is_needed`: somebody waits for this digest to come to the device; `on_loaded`: called in a
+        worker's thread."""
         self._load = load
         self._budget = budget
+        self._is_needed = is_needed
         self._on_loaded = on_loaded
         self._executor = executor or ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="adapter-load")
         self._copies: OrderedDict[str, HostAdapter] = OrderedDict()
@@ -53,7 +58,12 @@ class HostCopies:
         """`finished` would return something."""
         return not self._done.empty()
 
-    def __contains__(self, digest: str) -> bool:
+    @property
+    def any_loading(self) -> bool:
+        """A load is under way."""
+        return bool(self._loads)
+
+    def __contains__(self, digest: object) -> bool:
         return digest in self._copies
 
     def loading(self, digest: str) -> bool:
@@ -66,32 +76,37 @@ class HostCopies:
         return self._copies.get(digest)
 
     def start(
-        self, digest: str, path: str, size: AdapterSize, keep: Container[str], urgent: bool = False
+        self, digest: str, path: str, size: AdapterSize, keep: Container[str] | None, urgent: bool = False
     ) -> list[str] | None:
-        """Begin to load `digest`, unless the copies in `keep` leave too little of the budget: then None, nothing done.
+        """Begin to load `digest`; None, and nothing done, where that would take more than the budget.
 
-        Returns the digests whose copies were dropped to make room.
+        Copies that nobody needs make room, then those that somebody needs but are not in `keep` (None: these
+        stay). Returns the digests whose copies were dropped.
         """
         assert digest not in self._copies
         assert digest not in self._loads
         excess = self._bytes + size.nbytes - self._budget
-        victims = []
-        for other, copy in self._copies.items():
-            if excess <= 0:
-                break
-            if other not in keep:
-                victims.append(other)
-                excess -= copy.nbytes
-        if excess > 0 and not urgent:
-            return None
-        for other in victims:
+        dropped: list[str] = []
+        if excess > 0:
+            victims = [other for other in self._copies if not self._is_needed(other)]
+            if keep is not None:
+                victims += [other for other in self._copies if self._is_needed(other) and other not in keep]
+            for other in victims:
+                dropped.append(other)
+                excess -= self._copies[other].nbytes
+                if excess <= 0:
+                    break
+            alone = not self._loads and len(dropped) == len(self._copies)
+            if excess > 0 and not (urgent or alone):
+                return None
+        for other in dropped:
             self.drop(other)
         load = _Load(digest, size)
         self._loads[digest] = load
         self._bytes += size.nbytes
         future = self._executor.submit(self._load, path)
         future.add_done_callback(lambda done: self._arrived(load, done))
-        return victims
+        return dropped
 
     def _arrived(self, load: _Load, future: Future[HostAdapter]) -> None:
         """In the worker's thread."""
@@ -127,16 +142,16 @@ class HostCopies:
             load.wanted = False
             self._bytes -= load.size.nbytes
 
-    def trim(self, keep: Container[str]) -> list[str]:
-        """Drop copies not in `keep` until the budget is kept; returns their digests."""
-        victims = []
-        for digest in list(self._copies):
-            if self._bytes <= self._budget:
-                break
-            if digest not in keep:
+    def trim(self) -> list[str]:
+        """Drop copies that nobody needs until the budget is kept; returns their digests."""
+        dropped = []
+        if self._bytes > self._budget:
+            for digest in [other for other in self._copies if not self._is_needed(other)]:
+                if self._bytes <= self._budget:
+                    break
                 self.drop(digest)
-                victims.append(digest)
-        return victims
+                dropped.append(digest)
+        return dropped
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,10 +1,12 @@
 """Reads a PEFT adapter folder and says exactly what it does to the base, or why it is refused. No torch.
 
 Policy: the base's tokenizer and chat template always apply. What the adapter's folder brings of its own is
-ignored, and a warning says so."""
+ignored, and a warning says so.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -38,7 +40,8 @@ def inspect(folder: Path, base: BaseModel, *, max_rank: int, max_bytes: int) -> 
     """Check the adapter in `folder` wholly against `base`, reading every byte of it.
 
     Raises AdapterInvalid, whose message names the tensor or key; nothing is ever applied in part. `max_bytes`
-    bounds the safetensors file. Takes a few MiB of memory whatever the size."""
+    bounds the safetensors file. Takes a few MiB of memory whatever the size.
+    """
     config = parse(_config_text(folder))
     with SafetensorsFile(_weights_path(folder), max_bytes=max_bytes) as file:
         if config.modules_to_save:
@@ -85,13 +88,18 @@ def _weights_path(folder: Path) -> Path:
     path = folder / WEIGHTS_FILE
     if path.is_file():
         return path
-    pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".bin", ".pt", ".pth"))
-    if pickles:
-        raise AdapterInvalid(
-            f"{pickles[0]} is a pickle, which can run code, and is never read: save the adapter as {WEIGHTS_FILE} "
-            "(PEFT: save_pretrained(..., safe_serialization=True))"
-        )
-    raise AdapterInvalid(f"{WEIGHTS_FILE} is missing")
+    raise missing_weights(entry.name for entry in folder.iterdir())
+
+
+def missing_weights(names: Iterable[str]) -> AdapterInvalid:
+    """The error for a folder with these files, in which the safetensors file is missing."""
+    pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
+    if not pickles:
+        return AdapterInvalid(f"{WEIGHTS_FILE} is missing")
+    return AdapterInvalid(
+        f"{pickles[0]} is a pickle, which can run code, and is never read: save the adapter as "
+        f"{WEIGHTS_FILE} (PEFT: save_pretrained(..., safe_serialization=True))"
+    )
 
 
 def _modules_to_save(config: PeftConfig, file: SafetensorsFile, base: BaseModel) -> str:
@@ -152,13 +160,15 @@ def _deltas(
             single = float(np.float32(scale))
         if not np.isfinite(single):
             raise AdapterInvalid(f"{path}: its scale {scale:g} is beyond float32")
-        if single == 0.0:
-            warnings.append(f"{path} has scale 0 and contributes nothing")
         deltas.append(Delta(layer, module, rank, single))
+    silent = [names.paths[delta.layer, delta.module] for delta in deltas if delta.scale == 0.0]
+    if silent:
+        warnings.append(f"alpha is 0: these contribute nothing ({_some(silent)})")
     for key, patterns in (("rank_pattern", config.rank_pattern), ("alpha_pattern", config.alpha_pattern)):
         warnings += _idle_patterns(
             key, [entry for entry in patterns if entry not in used[key]], names, matcher
         )
+        warnings += _ambiguous_patterns(key, patterns, names, matcher)
     return deltas
 
 
@@ -211,10 +221,23 @@ def _idle_patterns(key: str, entries: list[str], names: Names, matcher: Matcher)
     return notes
 
 
+def _ambiguous_patterns(key: str, patterns: Mapping[str, float], names: Names, matcher: Matcher) -> list[str]:
+    """A note if entries of different value match one module: their order, which PEFT changes, decides."""
+    for _, path in sorted(names.paths.items()):
+        values = {patterns[entry] for entry in patterns if matcher.ends_path(entry, path, key)}
+        if len(values) > 1:
+            return [
+                f"{key}: several entries match {path}; as in PEFT the first in the file counts, "
+                "and PEFT sorts them when it saves"
+            ]
+    return []
+
+
 def _unmatched(config: PeftConfig, names: Names, base: BaseModel, matcher: Matcher) -> list[str]:
     """Notes on modules that the config adapts and the file has nothing for: they stay as the base has
     them."""
     missing, wanted = [], 0
+    notes = []
     for layer in range(base.num_layers):
         for module in range(len(MODULES)):
             path = module_path(layer, module, bare=names.bare)
@@ -222,11 +245,17 @@ def _unmatched(config: PeftConfig, names: Names, base: BaseModel, matcher: Match
                 wanted += 1
                 if (layer, module) not in names.paths:
                     missing.append(path)
-    if not missing:
-        return []
-    return [
-        f"the config adapts {wanted} linears, the file has tensors for {wanted - len(missing)} ({_some(missing)})"
-    ]
+    if missing:
+        have = wanted - len(missing)
+        notes.append(f"of {wanted} linears the config adapts, the file has {have}; without: {_some(missing)}")
+    idle = config.idle_targets(
+        module_path(layer, module, bare=names.bare)
+        for layer in range(base.num_layers)
+        for module in range(len(MODULES))
+    )
+    if idle:
+        notes.append(f"target_modules names what the base's layers do not have: {_some(idle)}")
+    return notes
 
 
 def _strangers(folder: Path, config: PeftConfig, base: BaseModel) -> list[str]:
@@ -235,9 +264,8 @@ def _strangers(folder: Path, config: PeftConfig, base: BaseModel) -> list[str]:
     if config.base_name:
         own = {Path(base.name).name.lower(), Path(base.folder or base.name).name.lower()}
         if Path(config.base_name).name.lower() not in own:
-            notes.append(
-                f"a different base is named in the config: {config.base_name[:200]!r}; served is {base.name!r}"
-            )
+            named = config.base_name[:200]
+            notes.append(f"a different base is named in the config: {named!r}; served is {base.name!r}")
     own_files = [name for name in OTHER_FILES if (folder / name).exists()]
     if own_files:
         notes.append(f"the base's tokenizer and chat template are used; ignored: {', '.join(own_files)}")

@@ -39,6 +39,10 @@ class AdapterLayout:
 
     num_blocks: int
     block_bytes: int
+    itemsize: int
+    """Bytes of one value."""
+    shapes: Mapping[str, tuple[int, int]]
+    """Module name -> (out_features, in_features)."""
     ranks: NDArray[np.int32]
     """[layers, 7]; 0: not adapted."""
     first_row: NDArray[np.int32]
@@ -72,8 +76,11 @@ class AdapterLayout:
         """Lay out `deltas` (ordered by layer and module); `shapes`: module name -> (out_features,
         in_features).
 
-        Raises AdapterInvalid if one row is longer than a block.
+        `block_bytes` is a multiple of 16. Raises AdapterInvalid if one row is longer than a block or a layer
+        is beyond the base's.
         """
+        if block_bytes <= 0 or block_bytes % ROW_ALIGN:
+            raise ValueError(f"block_bytes is {block_bytes}, not a multiple of {ROW_ALIGN}")
         ranks = np.zeros((num_layers, len(MODULES)), dtype=np.int32)
         first_row = np.zeros_like(ranks)
         scales = np.zeros(ranks.shape, dtype=np.float32)
@@ -82,6 +89,8 @@ class AdapterLayout:
         row_offsets = np.empty(total, dtype=np.int32)
         row, page, offset = 0, 0, 0
         for delta in deltas:
+            if delta.layer >= num_layers:
+                raise AdapterInvalid(f"{delta.key}: the base has layers 0 to {num_layers - 1}")
             ranks[delta.layer, delta.module] = delta.rank
             first_row[delta.layer, delta.module] = row
             scales[delta.layer, delta.module] = delta.scale
@@ -103,7 +112,17 @@ class AdapterLayout:
                     row_blocks[row : row + fit] = page
                     row_offsets[row : row + fit] = offset + stride * np.arange(fit)
                     row, left, offset = row + fit, left - fit, offset + fit * stride
-        return cls(page + 1 if total else 0, block_bytes, ranks, first_row, scales, row_blocks, row_offsets)
+        return cls(
+            num_blocks=page + 1 if total else 0,
+            block_bytes=block_bytes,
+            itemsize=itemsize,
+            shapes=dict(shapes),
+            ranks=ranks,
+            first_row=first_row,
+            scales=scales,
+            row_blocks=row_blocks,
+            row_offsets=row_offsets,
+        )
 
 
 def pack(adapter: CanonicalAdapter, layout: AdapterLayout, dtype: PoolDtype, out: NDArray[np.uint8]) -> None:
@@ -111,19 +130,29 @@ def pack(adapter: CanonicalAdapter, layout: AdapterLayout, dtype: PoolDtype, out
     zeroed.
 
     `layout` must be of this adapter and of the dtype's item size. Raises AdapterInvalid if a value has no
-    finite counterpart in `dtype`, AdapterCorrupt or AdapterInvalid if the file cannot be read to its end."""
+    finite counterpart in `dtype`, AdapterCorrupt or AdapterInvalid if the file cannot be read to its end.
+    """
     if out.shape != (layout.num_blocks, layout.block_bytes) or out.dtype != np.uint8:
         raise ValueError(f"out is {out.dtype} {list(out.shape)}, the layout needs uint8 pages")
+    if ITEMSIZE[dtype] != layout.itemsize:
+        raise ValueError(f"the layout is for {layout.itemsize} bytes a value, not for {dtype}")
     out[:] = 0
     for delta in adapter.deltas:
         first = int(layout.first_row[delta.layer, delta.module])
-        _write_rows(layout, first, _rows(adapter, delta, "A", dtype), out)
-        _write_rows(layout, first + delta.rank, _rows(adapter, delta, "B", dtype), out)
+        outputs, inputs = layout.shapes[MODULES[delta.module]]
+        _write_rows(layout, first, _rows(adapter, delta, "A", (delta.rank, inputs), dtype), out)
+        _write_rows(layout, first + delta.rank, _rows(adapter, delta, "B", (outputs, delta.rank), dtype), out)
 
 
-def _rows(adapter: CanonicalAdapter, delta: Delta, part: Part, dtype: PoolDtype) -> NDArray[np.uint8]:
+def _rows(
+    adapter: CanonicalAdapter, delta: Delta, part: Part, shape: tuple[int, int], dtype: PoolDtype
+) -> NDArray[np.uint8]:
     """uint8 [rank, bytes of a row]: the rows of A, or the columns of B, as `dtype`."""
     values = adapter.read(delta, part)
+    if values.shape != shape:
+        raise AdapterInvalid(
+            f"{delta.key}.{part} has shape {list(values.shape)}, the base asks for {list(shape)}"
+        )
     try:
         converted = convert(values, adapter.form(delta, part), FORMS[dtype])
     except OverflowError as error:
@@ -142,7 +171,5 @@ def _write_rows(layout: AdapterLayout, first: int, rows: NDArray[np.uint8], out:
     starts = [0, *(np.flatnonzero(np.diff(pages)) + 1).tolist(), count]
     for begin, end in pairwise(starts):
         page, offset = int(pages[begin]), int(layout.row_offsets[first + begin])
-        target = np.lib.stride_tricks.as_strided(
-            out[page, offset:], shape=(end - begin, nbytes), strides=(stride * out.strides[1], out.strides[1])
-        )
-        target[:] = rows[begin:end]
+        run = out[page, offset : offset + (end - begin) * stride].reshape(end - begin, stride)
+        run[:, :nbytes] = rows[begin:end]

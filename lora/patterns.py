@@ -1,8 +1,9 @@
 """Matches module paths against the patterns of an adapter config, exactly as PEFT does, in bounded time.
 
-Patterns come from users and Python's own `re` cannot be interrupted, so `regex`, which can, does the
-matching. What the two would read differently is refused. Rules: PEFT 0.21, `check_target_module_exists` and
-`get_pattern_key`."""
+Patterns come from users and Python's own `re` cannot be interrupted. So only plain ones, which repeat and
+choose nothing, go to `re`; the others go to `regex`, which can be, and what the two would read differently is
+refused. Rules: PEFT 0.21, `check_target_module_exists` and `get_pattern_key`.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +11,22 @@ import re
 import time
 import warnings
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import regex  # type: ignore[import-untyped, unused-ignore]
 
 from .errors import AdapterInvalid
+
+Pattern = re.Pattern[str] | Any
+"""Of `re`, or of `regex`, which has no types."""
+Match = re.Match[str] | Any
 
 TIME_LIMIT = 5.0
 """Seconds that all matching for one adapter may take; ordinary ones take milliseconds."""
 _LENGTH_LIMIT = 2000
 _READ_DIFFERENTLY = re.compile(r"\[\[?:|\{[a-z]")
 """POSIX classes and fuzzy counts, which `regex` has and `re` takes literally."""
+_PLAIN = re.compile(r"[A-Za-z0-9_.^-]*")
 _FIRST_INDEX = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 
 
@@ -28,7 +35,7 @@ class Matcher:
 
     def __init__(self, seconds: float = TIME_LIMIT) -> None:
         self._deadline = time.monotonic() + seconds
-        self._compiled: dict[str, regex.Pattern[str]] = {}
+        self._compiled: dict[str, Pattern] = {}
 
     def fullmatch(self, pattern: str, path: str, key: str) -> bool:
         """`target_modules` and `exclude_modules` given as one text. `key` is the config key, for messages."""
@@ -52,9 +59,7 @@ class Matcher:
                 return int(found["idx"])
         return None
 
-    def _run(
-        self, whole: str, pattern: str, path: str, key: str, *, full: bool = False
-    ) -> regex.Match[str] | None:
+    def _run(self, whole: str, pattern: str, path: str, key: str, *, full: bool = False) -> Match | None:
         compiled = self._compiled.get(whole)
         if compiled is None:
             compiled = self._compiled[whole] = _compile(whole, pattern, key)
@@ -62,13 +67,15 @@ class Matcher:
         try:
             if left <= 0:
                 raise TimeoutError
+            if isinstance(compiled, re.Pattern):
+                return compiled.fullmatch(path) if full else compiled.match(path)
             call = compiled.fullmatch if full else compiled.match
             return call(path, timeout=left, concurrent=True)
         except TimeoutError:
             raise AdapterInvalid(f"{key}: matching {pattern[:200]!r} takes too long") from None
 
 
-def _compile(whole: str, pattern: str, key: str) -> regex.Pattern[str]:
+def _compile(whole: str, pattern: str, key: str) -> Pattern:
     if len(pattern) > _LENGTH_LIMIT:
         raise AdapterInvalid(f"{key}: a pattern has {len(pattern)} characters, more than {_LENGTH_LIMIT}")
     if _READ_DIFFERENTLY.search(pattern):
@@ -76,8 +83,8 @@ def _compile(whole: str, pattern: str, key: str) -> regex.Pattern[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            re.compile(whole)
-            return regex.compile(whole)
+            plain = re.compile(whole)
+            return plain if _PLAIN.fullmatch(pattern) else regex.compile(whole)
     except (re.error, regex.error, RecursionError, OverflowError, ValueError) as error:
         raise AdapterInvalid(f"{key}: {pattern[:200]!r} is not a regular expression ({error})") from None
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from .errors import AdapterInvalid
-from .patterns import Matcher, names
+from .patterns import Matcher, names, trailing_parts
 
 _REFUSED = {
     "use_dora": "DoRA changes the base's own weights and is not served",
@@ -30,9 +31,9 @@ _REFUSED = {
 """Keys that change what an adapter computes, refused when they are on."""
 
 _WITHOUT_EFFECT = {
-    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode",
-    "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
-    "runtime_config", "task_type",
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
+    "inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version",
+    "qalora_group_size", "revision", "runtime_config", "task_type",
 }  # fmt: skip
 """Keys about training, or that act only together with one that is refused (or with a refused
 `init_lora_weights`)."""
@@ -99,6 +100,11 @@ class PeftConfig:
         if not names(self._targets, path):
             return False
         return self.layers is None or matcher.layer_index(self.layers_pattern, path) in self.layers
+
+    def idle_targets(self, paths: Iterable[str]) -> list[str]:
+        """Entries of the list `target_modules` that name none of `paths`."""
+        known = {part for path in paths for part in trailing_parts(path)}
+        return sorted(self._targets - known)
 
     @property
     def all_linear(self) -> bool:

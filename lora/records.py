@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
@@ -60,6 +60,39 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     def reference(self) -> str:
         """`name@version`, the way an answer names the adapter that was used."""
         return self.name if self.version is None else f"{self.name}@{self.version}"
+
+
+def planned(
+    spec: AdapterSpec, name: str, tenant: str, pinned: bool, description: str | None, source: str | None
+) -> AdapterRecord:
+    """The record of an adapter that was checked and not registered."""
+    return AdapterRecord(
+        id="",
+        name=name,
+        tenant=tenant,
+        version=None,
+        version_id=None,
+        digest=spec.digest,
+        status="ready",
+        current=False,
+        pinned=pinned,
+        rank=spec.rank,
+        target_modules=spec.target_modules,
+        size_bytes=spec.size_bytes,
+        dtype=spec.dtype,
+        max_abs=spec.max_abs,
+        matched=spec.matched,
+        total=spec.total,
+        warnings=spec.warnings,
+        base_model=spec.base_model,
+        description=description,
+        source=source,
+        requests=0,
+        prompt_tokens=0,
+        generated_tokens=0,
+        created_at=datetime.now(UTC),
+        last_used_at=None,
+    )
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Reads one safetensors file with every claim of its header checked. Format: huggingface.co/docs/safetensors.
 
 The file is read with `pread`, not mapped: a file that shrinks under us is an error and not a signal that ends
-the process, and pages of an upload are not counted as the server's memory."""
+the process, and pages of an upload are not counted as the server's memory.
+"""
 
 from __future__ import annotations
 

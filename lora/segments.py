@@ -37,18 +37,22 @@ class Segments:
 
 
 def build(chunks: Sequence[HasAdapters]) -> Segments | None:
-    """Segments of a step whose rows are the chunks' tokens, one chunk after another; None where no row has an adapter.
+    """Segments of a step whose rows are the chunks' tokens, one chunk after another; None where no row has an
+    adapter.
 
-    Equal slots at the same position of their requests' adapter lists form one segment. All segments of position 0 come
-    before those of position 1, and so on, so that a row's deltas are added in the order of its request's list, whoever
-    shares the step; within a position, segments stand in the order of their slots, rows in the order of the step.
+    Equal slots at the same position of their requests' adapter lists form one segment. All segments of
+    position 0 come before those of position 1, and so on, so that a row's deltas are added in the order of
+    its request's list, whoever shares the step; within a position, segments stand in the order of their
+    slots, rows in the order of the step.
 
         chunk  rows  slots    segments  (slot 4: rows 0 1 5) (slot 7: rows 2 3 4)   position 0
         a      0-1   4 7                (slot 7: rows 0 1)                          position 1
         b      2-4   7
         c      5     4
     """
-    groups: dict[tuple[int, int], list[tuple[int, int, float]]] = {}  # (position, slot) -> (first row, rows, weight)
+    groups: dict[
+        tuple[int, int], list[tuple[int, int, float]]
+    ] = {}  # (position, slot) -> (first row, rows, weight)
     first = 0
     for chunk in chunks:
         rows = len(chunk.token_ids)

@@ -1,25 +1,61 @@
 """The adapters of all tenants: registered, versioned, found, removed; files in a blob store, rows in a
 database.
 
-Synchronous and thread-safe; the server calls it in worker threads. Control code: no torch.
+Order of a registration: the blob is written whole, then one transaction makes it a version. A kill in between
+leaves a blob that no version names; it is removed at the next start. Whoever removes a blob does so inside a
+transaction that holds the digest's lock and saw no version of it; whoever adds a version holds the same lock
+and sees that the blob is (still) there. Synchronous and thread-safe; the server calls it in worker threads.
+Control code: no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
+from sqlalchemy.orm import Session
+
+from . import canonical, registry
 from .base import BaseModel
-from .records import AdapterRecord, Registration, Removal
+from .blobs import Blobs, open_blobs
+from .database import Database
+from .errors import StoreError
+from .inspect import inspect
+from .records import AdapterRecord, Registration, Removal, planned
+from .registry import Reference, Row
+from .spec import AdapterSpec
+from .usage import Usage, UsageCounter
 
 PUBLIC = "public"
+Records = list[AdapterRecord]
+Digests = list[str]
 
 
 class AdapterStore:
     """Everything that is known about adapters, and it survives restarts.
 
     Refusals are `StoreError` (with a code of the HTTP interface) and `AdapterInvalid` (code
-    `adapter_invalid`)."""
+    `adapter_invalid`).
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        database: Database,
+        blobs: Blobs,
+        *,
+        reserved_names: Collection[str] = (),
+        max_rank: int = 512,
+        max_bytes: int = 2 << 30,
+    ) -> None:
+        self._base = base
+        self._database = database
+        self._blobs = blobs
+        self._reserved = frozenset(reserved_names)
+        self._max_rank = max_rank
+        self._max_bytes = max_bytes
+        self._usage = UsageCounter()
 
     @classmethod
     def open(
@@ -37,12 +73,23 @@ class AdapterStore:
 
         `database`: SQLAlchemy URL; None: SQLite in `data_dir`. `blob_store`: fsspec URL; None: a folder in
         `data_dir`. `reserved_names`: names no adapter may have (those the base is served under). Leftovers of
-        interrupted registrations are cleared."""
-        raise NotImplementedError
+        interrupted registrations are cleared.
+        """
+        data_dir = data_dir.resolve()
+        opened = Database(database or f"sqlite:///{data_dir / 'registry.sqlite'}")
+        blobs = open_blobs(blob_store, data_dir, opened.installation())
+        store = cls(
+            base, opened, blobs, reserved_names=reserved_names, max_rank=max_rank, max_bytes=max_bytes
+        )
+        store.collect(blobs.digests())
+        return store
 
     def close(self) -> None:
         """Write the usage counters and let go of the database."""
-        raise NotImplementedError
+        self.flush_usage()
+        self._database.close()
+
+    # ---------------------------------------------------------------- registration
 
     def register(
         self,
@@ -59,36 +106,150 @@ class AdapterStore:
         """Check the PEFT adapter in `folder` (which nobody else may be writing) and make it a version of
         `name`.
 
-        Raises AdapterInvalid; StoreError invalid_request (name), adapter_exists, tenant_not_found.
+        Where the name's current version already holds the same weights for the same base, no version is made.
+        `pinned` and `description` change the name's when they are given, in either case. A dry run checks all
+        the same and changes nothing. Raises AdapterInvalid; StoreError invalid_request (name),
+        adapter_exists, tenant_not_found.
         """
-        raise NotImplementedError
+        self._check_name(name)
+        spec = inspect(folder, self._base, max_rank=self._max_rank, max_bytes=self._max_bytes)
+        # Refuse before a large file is written; the transaction below decides.
+        self._database.read(lambda session: self._current_version(session, tenant, name, spec, replace))
+        if dry_run:
+            record = planned(spec, name, tenant, bool(pinned), description, source)
+            return Registration(record=record, spec=spec, created=False, replaced=False)
+
+        def add(session: Session) -> Registration | None:
+            self._database.lock(session, spec.digest)
+            if not self._blobs.exists(spec.digest):
+                return None  # removed since it was written
+            owner = registry.tenant_row(session, tenant)
+            adapter = registry.locked_adapter(session, owner, name)
+            row = self._current_version(session, tenant, name, spec, replace)
+            created = row is None
+            if row is None:
+                row = registry.add_version(
+                    session,
+                    owner,
+                    adapter,
+                    name=name,
+                    spec=spec,
+                    fingerprint=self._base.fingerprint,
+                    source=source,
+                )
+            if pinned is not None:
+                row.adapter.pinned = pinned
+            if description is not None:
+                row.adapter.description = description
+            record = self._record(row)
+            return Registration(
+                record=record, spec=spec, created=created, replaced=created and adapter is not None
+            )
+
+        done = None
+        stored_before = self._blobs.exists(spec.digest)
+        try:
+            while done is None:
+                self._blobs.put(spec.digest, lambda path: canonical.write(spec, folder, path))
+                done = self._database.write(add)
+        except StoreError:
+            if not stored_before:
+                self.collect([spec.digest])
+            raise
+        return done
+
+    def _check_name(self, name: str) -> None:
+        if registry.NAME.fullmatch(name) is None:
+            raise StoreError(
+                "invalid_request",
+                "name must be 1 to 128 of the characters A-Z a-z 0-9 . _ - and begin with a letter or digit",
+                "name",
+            )
+        if name in self._reserved:
+            raise StoreError("adapter_exists", f"{name!r} is the name the base is served under", "name")
+
+    def _current_version(
+        self, session: Session, tenant: str, name: str, spec: AdapterSpec, replace: bool
+    ) -> Row | None:
+        """The name's current version if it is just what `spec` says; None: a new one is to be made.
+
+        Raises StoreError tenant_not_found, and adapter_exists if another one is there and may not be
+        replaced.
+        """
+        registry.tenant_row(session, tenant)
+        row = registry.find(session, Reference(name), tenant)
+        if row is None:
+            return None
+        same_weights = row.version.digest == spec.digest
+        if same_weights and row.version.fingerprint == self._base.fingerprint:
+            return row
+        if not replace:
+            how = "made for another base" if same_weights else "with other weights"
+            message = f"adapter {name!r} exists, {how}; set replace to make a new version of it"
+            raise StoreError("adapter_exists", message, "name")
+        return None
+
+    # ---------------------------------------------------------------- questions
 
     def get(self, ref: str, tenant: str = PUBLIC) -> AdapterRecord:
         """The version that `ref` (name, name@version, name@digest digits) means inside `tenant` alone.
 
         Raises StoreError adapter_not_found.
         """
-        raise NotImplementedError
+        row = self._database.read(lambda session: registry.find(session, Reference(ref), tenant))
+        if row is None:
+            raise _not_found(ref)
+        return self._record(row)
 
     def resolve(self, ref: str, tenant: str = PUBLIC) -> AdapterRecord:
         """The version a request of `tenant` means by `ref`: its own adapter, then public's.
 
-        Raises StoreError model_not_found, or adapter_invalid if it was made for another base.
+        A tenant's own name hides public's with all its versions. Raises StoreError model_not_found, or
+        adapter_invalid if the version was made for another base.
         """
-        raise NotImplementedError
 
-    def list(self, tenant: str | None = PUBLIC) -> list[AdapterRecord]:
+        def look(session: Session) -> Row | None:
+            reference = Reference(ref)
+            own = registry.find(session, reference, tenant)
+            if own is not None or tenant == PUBLIC or registry.has_name(session, tenant, reference.name):
+                return own
+            return registry.find(session, reference, PUBLIC)
+
+        row = self._database.read(look)
+        if row is None:
+            raise StoreError("model_not_found", f"there is no model or adapter {ref!r}", "model")
+        record = self._record(row)
+        if record.status == "incompatible":
+            raise StoreError(
+                "adapter_invalid",
+                f"adapter {record.reference!r} was made for another base ({record.base_model!r})",
+                "adapter",
+            )
+        return record
+
+    def list(self, tenant: str | None = PUBLIC) -> Records:
         """The current version of every name of `tenant` (None: of all tenants), ordered by tenant and
         name."""
-        raise NotImplementedError
+        found = self._database.read(lambda session: registry.rows(session, tenant, current_only=True))
+        return [self._record(row) for row in found]
 
-    def versions(self, name: str, tenant: str = PUBLIC) -> list[AdapterRecord]:
+    def versions(self, name: str, tenant: str = PUBLIC) -> Records:
         """All versions under a name, oldest first. Raises StoreError adapter_not_found."""
-        raise NotImplementedError
+        found = self._database.read(lambda session: registry.rows(session, tenant, name))
+        if not found:
+            raise _not_found(name)
+        return [self._record(row) for row in found]
 
-    def all_versions(self) -> list[AdapterRecord]:
+    def all_versions(self) -> Records:
         """Every version of every tenant: what an engine is told when it starts."""
-        raise NotImplementedError
+        return [self._record(row) for row in self._database.read(registry.rows)]
+
+    def path(self, digest: str) -> Path:
+        """A local file with the canonical form of `digest`. Raises AdapterCorrupt if the blob store lost
+        it."""
+        return self._blobs.path(digest)
+
+    # ---------------------------------------------------------------- changes
 
     def patch(
         self,
@@ -101,31 +262,112 @@ class AdapterStore:
     ) -> AdapterRecord:
         """Change what is not None; `version` makes that one current again. Raises StoreError
         adapter_not_found."""
-        raise NotImplementedError
+
+        def change(session: Session) -> AdapterRecord:
+            adapter = self._locked(session, name, tenant)
+            if version is not None:
+                if all(row.version.number != version for row in registry.rows(session, tenant, name)):
+                    raise _not_found(f"{name}@{version}")
+                adapter.current = version
+            if pinned is not None:
+                adapter.pinned = pinned
+            if description is not None:
+                adapter.description = description
+            session.flush()
+            return self._record(registry.rows(session, tenant, name, current_only=True)[0])
+
+        return self._database.write(change)
 
     def remove(self, ref: str, tenant: str = PUBLIC) -> Removal:
         """Remove a name with all versions, or the one version that `ref` says. Files stay until `collect`.
 
         If the current version goes, the highest that remains becomes current. Raises StoreError
-        adapter_not_found."""
-        raise NotImplementedError
+        adapter_not_found.
+        """
+        reference = Reference(ref)
 
-    def path(self, digest: str) -> Path:
-        """A local file with the canonical form of `digest`. Raises AdapterCorrupt if the blob store lost
-        it."""
-        raise NotImplementedError
+        def change(session: Session) -> Removal:
+            adapter = self._locked(session, reference.name, tenant)
+            found = registry.rows(session, tenant, reference.name)
+            one = registry.find(session, reference, tenant)
+            if one is None:
+                raise _not_found(ref)
+            doomed = found if reference.bare else [one]
+            kept = [row for row in found if row.version.number not in {r.version.number for r in doomed}]
+            removed = [self._record(row) for row in doomed]
+            registry.remove_versions(session, adapter, doomed, kept)
+            digests = {record.digest for record in removed}
+            left = registry.rows(session, tenant, reference.name, current_only=True)
+            return Removal(
+                removed=removed,
+                current=self._record(left[0]) if left else None,
+                unreferenced=sorted(digests - registry.referenced(session, digests)),
+            )
 
-    def collect(self, digests: Iterable[str]) -> list[str]:
+        return self._database.write(change)
+
+    def collect(self, digests: Iterable[str]) -> Digests:
         """Delete the files of those digests that no version names; returns them. Call once no engine needs
         them."""
-        raise NotImplementedError
+
+        def delete(session: Session, digest: str) -> bool:
+            self._database.lock(session, digest)
+            if registry.referenced(session, [digest]):
+                return False
+            self._blobs.delete(digest)
+            return True
+
+        wanted = sorted(set(digests))
+        used = self._database.read(lambda session: registry.referenced(session, wanted))
+        return [
+            digest
+            for digest in wanted
+            if digest not in used
+            and self._database.write(lambda session, digest=digest: delete(session, digest))  # type: ignore[misc]
+        ]
+
+    # ---------------------------------------------------------------- usage
 
     def touch(
         self, version_id: int, *, requests: int = 1, prompt_tokens: int = 0, generated_tokens: int = 0
     ) -> None:
         """Count usage; cheap, and visible in records at once. Written to the database by `flush_usage`."""
-        raise NotImplementedError
+        self._usage.count(
+            version_id, Usage(requests, prompt_tokens, generated_tokens, last_used_at=datetime.now(UTC))
+        )
 
     def flush_usage(self) -> None:
         """Write counted usage to the database in one transaction."""
-        raise NotImplementedError
+        pending = self._usage.pending()
+        if not pending:
+            return
+
+        def write(session: Session) -> None:
+            for version_id, usage in sorted(pending.items()):
+                registry.add_usage(
+                    session,
+                    version_id,
+                    usage.requests,
+                    usage.prompt_tokens,
+                    usage.generated_tokens,
+                    usage.last_used_at,
+                )
+
+        self._database.write(write)
+        self._usage.settle(pending)
+
+    # ---------------------------------------------------------------- parts
+
+    def _locked(self, session: Session, name: str, tenant: str) -> registry.AdapterRow:
+        owner = registry.tenant_row(session, tenant)
+        adapter = registry.locked_adapter(session, owner, name)
+        if adapter is None:
+            raise _not_found(name)
+        return adapter
+
+    def _record(self, row: Row) -> AdapterRecord:
+        return self._usage.with_pending(row.record(self._base.fingerprint))
+
+
+def _not_found(ref: str) -> StoreError:
+    return StoreError("adapter_not_found", f"there is no adapter {ref!r}", "name")

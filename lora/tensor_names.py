@@ -5,7 +5,8 @@
 The parts in brackets may be missing: PEFT writes `base_model.model.` before the base's own path, which has no
 `model.` if the adapter was trained on the bare decoder, and `.default` (an adapter's name) stays in raw state
 dicts. The path that patterns of the config are matched against is what stands between `base_model.model.` and
-`.lora_`."""
+`.lora_`.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ it. Linears that take the same input (q, k, v; gate, up) are made as one, their 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,7 +47,7 @@ class Target:
 
     ops: Ops
     dtype: torch.dtype
-    """Of activations, and of weights that are kept in float."""
+    """Of activations; float weights may be held in a narrower one."""
     device: torch.device
     batch_invariant: bool = False
     """Only products whose order of sums does not depend on the number of rows."""
@@ -86,6 +86,15 @@ class LinearForm(Protocol):
         self, reader: TensorReader, specs: Sequence[LinearSpec], target: Target
     ) -> LinearMethod:
         """Read `specs` side by side. Raises QuantError for contents that have no exact meaning."""
+
+
+def held_dtype(stored: Iterable[torch.dtype | None], computed: torch.dtype) -> torch.dtype:
+    """In which dtype float weights stay that are computed with in `computed`.
+
+    Under float32 those of 16 bits remain as they are: products widen them, which is exact.
+    """
+    (only, *others) = set(stored)
+    return only if only is not None and not others and computed == torch.float32 else computed
 
 
 def read_bias(reader: TensorReader, specs: Sequence[LinearSpec], dtype: torch.dtype) -> torch.Tensor | None:

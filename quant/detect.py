@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,8 @@ from .none import FloatForm
 from .side_by_side import SideBySide
 
 Requested = Literal["auto", "none", "int8", "gptq", "awq"]
+
+FORMS: Mapping[str, LinearForm] = MappingProxyType({"none": FloatForm(), "int8": Int8Form()})
 
 PACKED_SUFFIXES = (".qweight", ".qzeros")
 
@@ -29,21 +32,18 @@ class Form:
     """The checkpoint itself holds int8 weights."""
     float_modules: tuple[str, ...] = ()
     """With `packed`: modules that the checkpoint's settings leave in float."""
-    _forms: Mapping[str, LinearForm] = field(
-        default_factory=lambda: {"none": FloatForm(), "int8": Int8Form()}
-    )
 
     def expected(self, spec: LinearSpec, reader: TensorReader) -> Mapping[str, Expected]:
         """The tensors that `load` will read for `spec`."""
-        return self._forms[self._form_of(spec, reader)].expected(spec, reader)
+        return FORMS[self._form_of(spec, reader)].expected(spec, reader)
 
     def load(self, reader: TensorReader, specs: Sequence[LinearSpec], target: Target) -> LinearMethod:
         """Read linears of one input as one; side by side where some are in another form than others."""
         names = [self._form_of(spec, reader) for spec in specs]
         if len(set(names)) == 1:
-            return self._forms[names[0]].from_checkpoint(reader, specs, target)
+            return FORMS[names[0]].from_checkpoint(reader, specs, target)
         return SideBySide(
-            [self._forms[name].from_checkpoint(reader, [spec], target) for name, spec in zip(names, specs)]
+            [FORMS[name].from_checkpoint(reader, [spec], target) for name, spec in zip(names, specs)]
         )
 
     def _form_of(self, spec: LinearSpec, reader: TensorReader) -> str:

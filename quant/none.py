@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .base import Expected, LinearMethod, LinearSpec, Target, TensorReader, read_bias
+from .base import Expected, LinearMethod, LinearSpec, Target, TensorReader, held_dtype, read_bias
 
 
 class FloatForm:
@@ -22,7 +22,8 @@ class FloatForm:
         self, reader: TensorReader, specs: Sequence[LinearSpec], target: Target
     ) -> LinearMethod:
         rows = sum(spec.out_features for spec in specs)
-        weight = torch.empty((rows, specs[0].in_features), dtype=target.dtype, device=target.device)
+        dtype = held_dtype((reader.dtype(f"{spec.name}.weight") for spec in specs), target.dtype)
+        weight = torch.empty((rows, specs[0].in_features), dtype=dtype, device=target.device)
         row = 0
         for spec in specs:
             weight[row : row + spec.out_features] = reader.read(f"{spec.name}.weight")

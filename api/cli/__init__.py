@@ -12,7 +12,14 @@ from .serve import demo, serve
 
 __all__ = ["main"]
 
+HELP = {
+    "options_table_column_types": ["required", "opt_long", "opt_short", "help"],
+    "options_table_help_sections": ["help", "envvar", "default", "required", "metavar"],
+}
+"""Values and defaults stand in the help column, so that no flag's name is cut."""
 
+
+@click.rich_config(help_config=HELP)
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="heddle")
 def main() -> None:

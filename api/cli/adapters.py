@@ -103,8 +103,8 @@ def add(
 ) -> None:
     """Register the adapter SOURCE as NAME.
 
-    SOURCE is a PEFT folder on this machine, which is uploaded; `hf:org/name[@revision]`, which the server fetches;
-    or, with --server-path, a folder on the server's machine, which the server reads.
+    SOURCE is a PEFT folder on this machine, which is uploaded; or `hf:org/name[@revision]`, which the server
+    fetches; or, with --server-path, a folder on the server's machine, which the server reads.
     """
     given = {field: value for field, value in fields.items() if value is not None and value is not False}
     if fields["preload"] is False:

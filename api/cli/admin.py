@@ -19,6 +19,15 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
+class _Error(msgspec.Struct):
+    message: str
+    code: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
 class Server(msgspec.Struct, frozen=True):
     """Where the server is, and as whom it is asked."""
 
@@ -79,16 +88,8 @@ def _as_part(value: object) -> str:
 
 def _reason(status: int, body: bytes) -> str:
     """The server's own message and code; the status alone where the body is nobody's error object."""
-
-    class Error(msgspec.Struct):
-        message: str
-        code: str | None = None
-
-    class Body(msgspec.Struct):
-        error: Error
-
     try:
-        error = msgspec.json.decode(body, type=Body).error
+        error = msgspec.json.decode(body, type=_Refusal).error
     except msgspec.MsgspecError:
         return f"the server answered with status {status}"
     return f"{error.message} ({error.code or status})"

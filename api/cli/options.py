@@ -12,9 +12,12 @@ import rich_click as click
 from ...core.config import EngineConfig
 from ..config import ServerConfig
 from .failure import USAGE, fail, note
+from .render import size
 from .values import ByteSize, NamedPath
 
-Decorated = TypeVar("Decorated", bound=Callable[..., object])
+Command = TypeVar("Command", bound=Callable[..., object])
+Flag = tuple[tuple[str, ...], dict[str, Any]]
+"""Names and attributes of an option."""
 
 ENGINE: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
 SERVER: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(ServerConfig)}
@@ -64,138 +67,170 @@ def repeat_flag(args: Sequence[str], flags: Sequence[str]) -> list[str]:
     return result
 
 
+def flag(*names: str, **attributes: Any) -> Flag:
+    return names, attributes
+
+
+def setting(*names: str, **attributes: Any) -> Flag:
+    """A flag whose default is that of the setting it is named after."""
+    field = names[-1].removeprefix("--").replace("-", "_")
+    default = ENGINE[field] if field in ENGINE else SERVER[field]
+    shown = size(default) if isinstance(attributes.get("type"), ByteSize) else default is not None
+    return flag(*names, default=default, show_default=shown, **attributes)
+
+
+def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
+    """All flags, under the headings that the help shows them with."""
+    pool_default = (
+        "512MiB" if pool_memory else "CPU: a quarter of what is available, at most 4GiB; CUDA: the rest"
+    )
+    return {
+        "Model": [
+            setting(
+                "--served-model-name", help="The base's name in requests. [default: its folder's or hub name]"
+            ),
+            flag(
+                "--quantization",
+                "-q",
+                type=click.Choice(QUANTIZATIONS),
+                default=quantization,
+                show_default=True,
+                help="Number form of the base's weights; bitsandbytes: int8, auto: the checkpoint's own.",
+            ),
+            setting("--device", type=click.Choice(DEVICES), help="Where the model runs."),
+            setting(
+                "--dtype",
+                type=click.Choice(DTYPES),
+                help="auto: float32 on a CPU, the checkpoint's own on CUDA.",
+            ),
+            setting(
+                "--max-model-len",
+                type=POSITIVE,
+                help="Tokens of prompt and answer. [default: the model's own]",
+            ),
+            setting("--quantize-head", is_flag=True, help="Quantise the head as well."),
+            setting(
+                "--int8-activations",
+                is_flag=True,
+                help="int8: activations in 8 bits too; faster, less exact.",
+            ),
+            setting(
+                "--kv-cache-dtype",
+                type=click.Choice(["auto", "int8"]),
+                help="Number form of keys and values.",
+            ),
+            setting("--seed", type=int, help="For requests that bring none."),
+        ],
+        "Memory and scheduling": [
+            flag(
+                "--pool-memory",
+                type=ByteSize(),
+                default=pool_memory,
+                help=f"Size of the block pool (KV and adapters), such as 4GiB. [default: {pool_default}]",
+            ),
+            setting(
+                "--gpu-memory-utilization",
+                type=click.FloatRange(0, 1, min_open=True),
+                help="CUDA: share to use.",
+            ),
+            setting(
+                "--swap-space", type=click.FloatRange(min=0), metavar="GIB", help="Host memory for swapping."
+            ),
+            setting("--block-size", type=POSITIVE, help="Tokens in one block of the pool."),
+            setting("--max-num-seqs", type=POSITIVE, help="Sequences in one step."),
+            setting("--max-num-batched-tokens", type=POSITIVE, help="Tokens in one step."),
+            setting("--max-queued-requests", type=POSITIVE, help="Beyond them a request gets 503."),
+            setting(
+                "--enable-prefix-caching/--no-enable-prefix-caching",
+                "enable_prefix_caching",
+                help="Reuse the keys and values of equal prompt beginnings.",
+            ),
+            setting(
+                "--enforce-eager/--no-enforce-eager",
+                "enforce_eager",
+                help="Run without captured CUDA graphs.",
+            ),
+            setting(
+                "--batch-invariant/--no-batch-invariant",
+                "batch_invariant",
+                help="Equal bits whatever shares the batch. [default: where it is nearly free]",
+            ),
+        ],
+        "Adapters": [
+            flag(
+                *ADAPTER_FLAGS,
+                "adapters",
+                type=NamedPath(),
+                multiple=True,
+                metavar="NAME=PATH",
+                help="Register this PEFT folder (or hf:org/name) at the start; repeatable.",
+            ),
+            flag(
+                "--adapter-root",
+                "adapter_roots",
+                type=click.Path(path_type=Path),
+                multiple=True,
+                help="Where local sources of POST /adapters may lie; repeatable. [default: ./adapters]",
+            ),
+            setting(
+                "--max-lora-rank",
+                type=POSITIVE,
+                help="Adapters beyond it are refused; nothing is padded to it.",
+            ),
+            setting("--max-adapter-bytes", type=ByteSize(), help="Larger adapters are refused."),
+        ],
+        "Server": [
+            setting("--host", help="Address to listen on."),
+            setting("--port", type=click.IntRange(0, 65535), help="0: any free port."),
+            setting("--max-body-bytes", type=ByteSize(), help="Larger bodies, adapters aside, are refused."),
+            setting(
+                "--request-timeout",
+                type=click.FloatRange(min=0, min_open=True),
+                help="Seconds. [default: none]",
+            ),
+            setting("--log-level", type=click.Choice(LOG_LEVELS), help="What is logged."),
+            flag(
+                "--admin-key",
+                "--api-key",
+                "admin_key",
+                envvar="HEDDLE_ADMIN_KEY",
+                show_envvar=True,
+                help="Every call but /health and /ready then needs a key.",
+            ),
+            setting("--allow-anonymous", is_flag=True, help="Serve beyond loopback without a key."),
+            flag(
+                "--data-dir",
+                type=click.Path(path_type=Path, file_okay=False),
+                help="Where registry and adapters are kept. [default: ~/.local/share/heddle]",
+            ),
+            setting("--database", metavar="URL", help="The registry. [default: SQLite in the data folder]"),
+            setting(
+                "--blob-store",
+                metavar="URL",
+                help="Adapters' files, through fsspec. [default: in the data folder]",
+            ),
+        ],
+        "Taken for vLLM's users": [
+            flag("--tensor-parallel-size", "-tp", type=POSITIVE, default=1, help="Only 1 is possible."),
+            flag("--enable-lora", is_flag=True, help="Not needed."),
+            flag("--max-loras", type=int, help="Not needed."),
+            flag("--max-cpu-loras", type=int, help="Not needed."),
+        ],
+    }
+
+
 def server_options(
     quantization: str = "auto", pool_memory: int | None = None
-) -> Callable[[Decorated], Decorated]:
-    """Every flag of a server; the arguments are defaults in which the two commands differ."""
+) -> Callable[[Command], Command]:
+    """Every flag of a server; the arguments are the defaults in which `serve` and `demo` differ."""
 
-    def plain(*names: str, help: str, **settings: Any) -> Callable[[Decorated], Decorated]:
-        """A flag whose default is the setting's own."""
-        field = names[-1].removeprefix("--").replace("-", "_") if names[-1].startswith("--") else names[-1]
-        default = ENGINE[field] if field in ENGINE else SERVER[field]
-        return click.option(*names, default=default, show_default=default is not None, help=help, **settings)
-
-    options = (
-        plain("--host", help="Address to listen on."),
-        plain("--port", type=click.IntRange(0, 65535), help="0: any free port."),
-        plain(
-            "--served-model-name", help="The base's name in requests.  [default: its folder's or hub name]"
-        ),
-        click.option(
-            "--quantization",
-            "-q",
-            type=click.Choice(QUANTIZATIONS),
-            default=quantization,
-            show_default=True,
-            help="Number form of the base's weights (bitsandbytes: int8; auto: as the checkpoint says).",
-        ),
-        plain("--device", type=click.Choice(DEVICES), help="Where the model runs."),
-        plain(
-            "--dtype", type=click.Choice(DTYPES), help="auto: float32 on a CPU, the checkpoint's own on CUDA."
-        ),
-        plain(
-            "--max-model-len", type=POSITIVE, help="Tokens of prompt and answer.  [default: the model's own]"
-        ),
-        plain("--block-size", type=POSITIVE, help="Tokens in one block of the pool."),
-        plain(
-            "--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), help="CUDA: share to use."
-        ),
-        click.option(
-            "--pool-memory",
-            type=ByteSize(),
-            default=pool_memory,
-            show_default="512MiB" if pool_memory else False,
-            help="Bytes for the block pool (KV and adapters), such as 4GiB."
-            + (
-                ""
-                if pool_memory
-                else "  [default: CPU: a quarter of what is available, at most 4GiB; CUDA: the rest]"
-            ),
-        ),
-        plain(
-            "--swap-space",
-            type=click.FloatRange(min=0),
-            metavar="GIB",
-            help="Host memory for what was swapped out.",
-        ),
-        plain("--max-num-seqs", type=POSITIVE, help="Sequences in one step."),
-        plain("--max-num-batched-tokens", type=POSITIVE, help="Tokens in one step."),
-        plain("--max-queued-requests", type=POSITIVE, help="Beyond them a request gets 503."),
-        plain(
-            "--enable-prefix-caching/--no-enable-prefix-caching",
-            "enable_prefix_caching",
-            help="Reuse prompts' KV.",
-        ),
-        click.option(
-            *ADAPTER_FLAGS,
-            "adapters",
-            type=NamedPath(),
-            multiple=True,
-            metavar="NAME=PATH",
-            help="Register this PEFT folder (or hf:org/name) at the start; repeatable.",
-        ),
-        click.option(
-            "--adapter-root",
-            "adapter_roots",
-            type=click.Path(path_type=Path),
-            multiple=True,
-            help="Where local sources of POST /adapters may lie; repeatable.  [default: ./adapters]",
-        ),
-        plain(
-            "--max-lora-rank", type=POSITIVE, help="Adapters beyond it are refused; nothing is padded to it."
-        ),
-        plain("--max-adapter-bytes", type=ByteSize(), help="Larger adapters are refused."),
-        plain("--max-body-bytes", type=ByteSize(), help="Larger bodies of all other requests are refused."),
-        plain(
-            "--request-timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds.  [default: none]"
-        ),
-        click.option(
-            "--data-dir",
-            type=click.Path(path_type=Path, file_okay=False),
-            help="Where registry and adapters are kept.  [default: ~/.local/share/heddle]",
-        ),
-        plain("--database", metavar="URL", help="Registry.  [default: SQLite in the data folder]"),
-        plain(
-            "--blob-store",
-            metavar="URL",
-            help="Adapters' files, as an fsspec URL.  [default: in the data folder]",
-        ),
-        click.option(
-            "--admin-key",
-            "--api-key",
-            "admin_key",
-            envvar="HEDDLE_ADMIN_KEY",
-            show_envvar=True,
-            help="Every call but /health and /ready then needs a key.",
-        ),
-        plain("--allow-anonymous", is_flag=True, help="Serve beyond loopback without a key."),
-        plain(
-            "--enforce-eager/--no-enforce-eager", "enforce_eager", help="Run without captured CUDA graphs."
-        ),
-        plain(
-            "--batch-invariant/--no-batch-invariant",
-            "batch_invariant",
-            help="Equal bits whatever shares the batch.  [default: where it is nearly free]",
-        ),
-        plain(
-            "--int8-activations",
-            is_flag=True,
-            help="INT8 base: activations in 8 bits too. Faster, less exact.",
-        ),
-        plain("--quantize-head", is_flag=True, help="Quantise the head as well."),
-        plain(
-            "--kv-cache-dtype", type=click.Choice(["auto", "int8"]), help="Number form of keys and values."
-        ),
-        plain("--seed", type=int, help="For requests that bring none."),
-        plain("--log-level", type=click.Choice(LOG_LEVELS), help="What is logged."),
-        click.option("--tensor-parallel-size", "-tp", type=POSITIVE, default=1, help="Only 1 is possible."),
-        click.option("--enable-lora", is_flag=True, help="Accepted for vLLM users; not needed."),
-        click.option("--max-loras", type=int, help="Accepted for vLLM users; not needed."),
-        click.option("--max-cpu-loras", type=int, help="Accepted for vLLM users; not needed."),
-    )
-
-    def decorate(command: Decorated) -> Decorated:
-        for option in reversed(options):
+    def decorate(command: Command) -> Command:
+        flags = [
+            click.option(*names, panel=heading, **attributes)
+            for heading, flags in panels(quantization, pool_memory).items()
+            for names, attributes in flags
+        ]
+        for option in reversed(flags):  # decorators: the last one applied is shown first
             command = option(command)
         return command
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 
 from rich.console import Console
@@ -13,8 +14,8 @@ from .render import size
 class ProgressBars:
     """One bar for each thing that is going on, shown by name; plain lines where stderr is no terminal.
 
-    A context manager, and the callback (what, done, total) of downloads, conversions and loading; a total of 0 means
-    that nobody knows it.
+    A context manager, and the callback (what, done, total) of downloads, conversions and loading. A total of
+    0 means that nobody knows it.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class ProgressBars:
             TimeElapsedColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
+            redirect_stdout=sys.stdout.isatty(),  # printed above the bars; piped output stays on stdout
         )
 
     def __enter__(self) -> ProgressBars:
@@ -36,6 +38,10 @@ class ProgressBars:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the bars as they stand; nothing moves any more."""
         self._progress.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import rich_click as click
@@ -14,6 +14,7 @@ import rich_click as click
 from ..config import ServerConfig
 from .failure import REFUSED, USAGE, fail
 from .options import ServerCommand, server_config, server_options
+from .progress import ProgressBars
 from .values import UNITS
 
 PACKAGE = Path(__file__).parents[2]
@@ -36,17 +37,16 @@ def serve(model: str, **flags: Any) -> None:
     MODEL is a local folder, a .gguf file or a hub name.
     """
     from ...core.checkpoint import CheckpointError, resolve
-    from .progress import ProgressBars
 
     config = server_config(model, flags, adapters={}, default_roots=(LOCAL_ADAPTERS,))
     if config.served_model_name is None:
         config = msgspec.structs.replace(config, served_model_name=base_name(model))
-    try:
-        with ProgressBars() as bars:
+    with ProgressBars() as bars:
+        try:
             folder = resolve(model, progress=bars)
-    except CheckpointError as error:
-        fail(str(error), USAGE)
-    _run(config, folder)
+        except CheckpointError as error:
+            fail(str(error), USAGE)
+        _run(config, folder, bars)
 
 
 @click.command(cls=ServerCommand)
@@ -58,7 +58,6 @@ def demo(**flags: Any) -> None:
     """
     from ...core.checkpoint import CheckpointError
     from ...core.checkpoint.demo import NAME, demo_base
-    from .progress import ProgressBars
 
     if flags["quantization"] in ("gptq", "awq"):
         fail(
@@ -67,21 +66,30 @@ def demo(**flags: Any) -> None:
         )
     shipped = {name: str(SHIPPED_ADAPTERS / name) for name in DEMO_ADAPTERS}
     config = server_config(NAME, flags, adapters=shipped, default_roots=(SHIPPED_ADAPTERS, LOCAL_ADAPTERS))
-    try:
-        with ProgressBars() as bars:
+    with ProgressBars() as bars:
+        try:
             folder = demo_base(progress=bars)
-    except CheckpointError as error:
-        fail(str(error), REFUSED)
-    _run(config, folder, print_examples)
+        except CheckpointError as error:
+            fail(str(error), REFUSED)
+        _run(config, folder, bars, print_examples)
 
 
 def _run(
-    config: ServerConfig, folder: Path, on_ready: Callable[[ServerConfig, str], None] | None = None
-) -> None:
+    config: ServerConfig,
+    folder: Path,
+    bars: ProgressBars,
+    then: Callable[[ServerConfig, str], None] | None = None,
+) -> NoReturn:
+    """Serve the base in `folder`; `then` is told the settings and the address once it answers."""
     from ..server import run
 
-    engine = msgspec.structs.replace(config.engine, model=str(folder))
-    raise click.exceptions.Exit(run(msgspec.structs.replace(config, engine=engine)))
+    def on_ready(config: ServerConfig, url: str) -> None:
+        bars.stop()
+        if then is not None:
+            then(config, url)
+
+    config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, model=str(folder)))
+    raise click.exceptions.Exit(run(config, on_progress=bars, on_ready=on_ready))
 
 
 def base_name(model: str) -> str:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from ..errors import invalid
+
 Residency = Literal["device", "host", "disk"]
 
 
@@ -20,6 +22,19 @@ class AdapterCreate(msgspec.Struct, kw_only=True):
     preload: bool | None = None
     """Bring it to the device right after; done unless this is false."""
     description: str | None = None
+
+
+def from_parts(parts: dict[str, str]) -> AdapterCreate:
+    """The text parts of an upload as the same fields; booleans are `true` or `false`."""
+    fields: dict[str, str | bool] = dict(parts)
+    for name in ("pinned", "replace", "preload"):
+        if name in parts:
+            if parts[name] not in ("true", "false"):
+                raise invalid(f"{name} must be true or false", name)
+            fields[name] = parts[name] == "true"
+    if "name" not in parts:
+        raise invalid("name is missing", "name")
+    return msgspec.convert(fields, AdapterCreate)
 
 
 class AdapterPatch(msgspec.Struct, kw_only=True):

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from ..errors import invalid
 from .generation import FinishReason, GenerationBody, Usage
 
+
 class ChatRequest(GenerationBody, kw_only=True):
     UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationBody.UNSERVED,
@@ -28,6 +29,7 @@ class ChatRequest(GenerationBody, kw_only=True):
         "mm_processor_kwargs": (),
         "echo": (False,),
     }
+    PROMPT_FIELD: ClassVar[str] = "messages"
 
     messages: list[dict[str, Any]]
     """Turns as they came; the chat template takes and checks them."""
@@ -49,7 +51,9 @@ class ChatRequest(GenerationBody, kw_only=True):
     documents: Any = None
     continue_final_message: Any = None
     mm_processor_kwargs: Any = None
-    echo: Any = None
+
+    def num_prompts(self) -> int:
+        return 1
 
     def token_logprobs(self) -> tuple[int | None, int | None]:
         if self.top_logprobs is not None and not self.logprobs:

@@ -20,14 +20,17 @@ class CompletionRequest(GenerationBody, kw_only=True):
         "prompt_embeds": (),
     }
     MAX_TOKENS: ClassVar[int | None] = 16
+    PROMPT_FIELD: ClassVar[str] = "prompt"
 
     prompt: str | list[str | int | list[int]] | None = None
     logprobs: int | None = None
-    echo: bool | None = None
     add_special_tokens: bool | None = None
     """Whether the tokenizer may add its own tokens (bos) to a prompt of text; it may by default."""
     suffix: Any = None
     prompt_embeds: Any = None
+
+    def num_prompts(self) -> int:
+        return len(self.prompts())
 
     def token_logprobs(self) -> tuple[int | None, int | None]:
         return self.logprobs, self.logprobs if self.echo else None

@@ -27,8 +27,9 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class GenerationBody(msgspec.Struct, kw_only=True):
     """The fields that both endpoints know. A field the client leaves out and one that is null mean the same.
 
-    Fields of OpenAI and vLLM that would change the answer and are not served stand in `UNSERVED` with the values that
-    change nothing; any other value is refused by name. Fields nobody knows are ignored, as clients send all kinds.
+    Fields of OpenAI and vLLM that would change the answer and are not served stand in `UNSERVED` with the
+    values that change nothing; any other value is refused by name. Fields nobody knows are ignored, as
+    clients send all kinds.
     """
 
     UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -55,6 +56,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     }
     MAX_TOKENS: ClassVar[int | None] = None
     """How many tokens are generated where no field says so; None: the room there is."""
+    PROMPT_FIELD: ClassVar[str]
+    """The field that makes the prompt."""
 
     model: str | None = None
     adapter: str | list[WeightedAdapter] | UnsetType | None = UNSET
@@ -79,6 +82,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    echo: bool | None = None
 
     response_format: Any = None
     guided_regex: Any = None
@@ -111,12 +115,18 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         """None where neither field says anything."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    def num_prompts(self) -> int:
+        """How many prompts the request has. Raises `invalid_request` where it has none, or too many."""
+        raise NotImplementedError
+
     def token_logprobs(self) -> tuple[int | None, int | None]:
-        """Alternatives to report with each new token, and with each prompt token; None: no log-probabilities."""
+        """Alternatives to report with each new token, and with each prompt token; None: no such thing."""
         raise NotImplementedError
 
     def sampling_params(self, vocab_size: int) -> SamplingParams:
-        """All fields checked and put together. A 400 names the field that is out of bounds as the caller calls it."""
+        """All fields checked and put together. A 400 names the field that is out of bounds as the caller
+        calls it.
+        """
         self._refuse_unserved()
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:

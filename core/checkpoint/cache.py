@@ -34,7 +34,9 @@ def cache_root(cache_dir: Path | None = None) -> Path:
     return Path.home() / ".cache" / "heddle"
 
 
-def make_once(name: str, build: Callable[[Path], None], *, cache_dir: Path | None, progress: Progress) -> Path:
+def make_once(
+    name: str, build: Callable[[Path], None], *, cache_dir: Path | None, progress: Progress
+) -> Path:
     """The cached folder `name`, made by `build(empty folder)` where it does not exist yet.
 
     `build` works in a temporary sibling that is flushed to disk and renamed only when complete, so a folder of that
@@ -47,7 +49,9 @@ def make_once(name: str, build: Callable[[Path], None], *, cache_dir: Path | Non
         return target
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        with _exclusive(parent / f".{name}.lock", lambda: progress(f"waiting for another process to make {name}", 0, 0)):
+        with _exclusive(
+            parent / f".{name}.lock", lambda: progress(f"waiting for another process to make {name}", 0, 0)
+        ):
             if target.is_dir():
                 return target
             for stale in parent.glob(f".{name}.tmp-*"):

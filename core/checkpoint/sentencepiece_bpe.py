@@ -40,7 +40,9 @@ def sentencepiece_bpe(pieces: list[Piece], *, add_prefix_space: bool) -> Tokeniz
     )
     tokenizer = Tokenizer(model)
     spaces = normalizers.Replace(" ", SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces] if add_prefix_space else [spaces])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(SPACE), spaces] if add_prefix_space else [spaces]
+    )
     parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if add_prefix_space else parts)
     return tokenizer

@@ -110,13 +110,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             vocab_size=self.vocab_size,
             shapes=self.linear_shapes,
             tied_embeddings=self.tie_word_embeddings,
+            folder=str(folder),
         )
 
 
 def _parse(keys: Keys, folder: Path) -> ModelConfig:
     architecture = _architecture(keys)
     activation = keys.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
+    if activation != "silu":
         raise ModelError(f"config.json: hidden_act {activation!r} is not supported, only 'silu'")
     num_heads = keys.positive_int("num_attention_heads")
     if architecture != "LlamaForCausalLM" and "num_key_value_heads" not in keys.values:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ...kernels.ops import Ops
-from ...quant.base import Expected, LinearMethod, LinearSpec, QuantError, Target
+from ...quant.base import Expected, LinearMethod, LinearSpec, QuantError, Target, held_dtype
 from ...quant.detect import Form, Requested, detect
 from ...quant.int8 import Int8Linear, quantize_rows
 from ...quant.none import FloatLinear
@@ -165,13 +165,9 @@ class _Loader:
         return weight
 
     def _table(self, name: str) -> torch.Tensor:
-        """Embedding or head, [vocab, hidden].
-
-        Under float32 it stays in the checkpoint's dtype: that is exact, and a table of 16 bits takes half.
-        """
+        """Embedding or head, [vocab, hidden]: float, whatever form the layers are in."""
         stored = self.checkpoint.read(name)
-        dtype = stored.dtype if self.target.dtype == torch.float32 else self.target.dtype
-        return stored.to(self.target.device, dtype, copy=True)
+        return stored.to(self.target.device, held_dtype([stored.dtype], self.target.dtype), copy=True)
 
     def _head(self, weight: torch.Tensor, quantize: bool) -> LinearMethod:
         if not quantize:

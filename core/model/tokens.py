@@ -44,7 +44,7 @@ def vocabulary_digest(folder: Path, identity: bytes) -> str:
 
 def _ids(value: object, where: str) -> list[int]:
     """An `eos_token_id`: null, one id, or a list of ids. -1, which old configs write for "none", is none."""
-    values = value if isinstance(value, list) else [value]
+    values: list[Any] = value if isinstance(value, list) else [value]
     for token in values:
         if token is not None and (type(token) is not int or token < -1):
             raise ModelError(f"{where}: eos_token_id must be a token id or a list of them, got {value!r}")

@@ -1,21 +1,19 @@
-"""The operations on a CPU."""
+"""The operations on a CPU: float32 arithmetic, every output's order of sums fixed by its own row.
+
+Tensors are read and written in place; 16-bit activations are widened to float32 and rounded back once. All calls come
+from one thread, which shares its work among `set_num_threads` of them.
+"""
 
 from __future__ import annotations
 
-from ..reference import (
-    add_lora,
-    add_rms_norm,
-    embedding,
-    linear,
-    linear_int8,
-    linear_invariant,
-    paged_attention,
-    rms_norm,
-    rope_and_write_kv,
-    silu_mul,
-)
+from ..reference import embedding
+from .attention import paged_attention
+from .linears import linear, linear_int8, linear_invariant
+from .lora import add_lora
+from .norm_rope import add_rms_norm, rms_norm, rope_and_write_kv, silu_mul
+from .team import set_num_threads
 
-ROWS_INVARIANT = False
+ROWS_INVARIANT = True
 
 __all__ = [
     "ROWS_INVARIANT",
@@ -28,5 +26,6 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rope_and_write_kv",
+    "set_num_threads",
     "silu_mul",
 ]

@@ -1,4 +1,4 @@
-"""How the CPU kernels are compiled: numba without the interpreter's lock, kept on disk, one pool of threads.
+"""How the CPU kernels are compiled: numba without the interpreter's lock, kept on disk.
 
 numba's disk cache notices a change in a function's own file, not in the files of functions it calls. So the cache lies
 in a folder named by a hash over all sources of this package: a changed line anywhere means a fresh folder, and a package
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
-import torch
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -45,28 +43,9 @@ def _choose_cache() -> bool:
     return folder is not None
 
 
-# OpenMP first: numba then finds torch's own runtime already loaded and the two share one team of threads, where two
-# teams would take the cores from each other.
-numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 CACHED = _choose_cache()
 
 
-def serial(function: Function) -> Function:
-    """Compile `function` for one thread, to be called from Python or from other kernels."""
+def compiled(function: Function) -> Function:
+    """Compile `function`, to be called from Python or from other kernels; it runs without the interpreter's lock."""
     return numba.njit(nogil=True, cache=CACHED, error_model="numpy")(function)
-
-
-def parallel(function: Function) -> Function:
-    """Compile `function`, whose `prange` loops are shared among the threads that `set_num_threads` allows."""
-    return numba.njit(nogil=True, cache=CACHED, error_model="numpy", parallel=True)(function)
-
-
-def set_num_threads(count: int) -> int:
-    """Let torch and these kernels use `count` threads, at most as many as there are cores for this process.
-
-    Holds for calls from the calling thread. Returns the number in use.
-    """
-    count = max(1, min(count, numba.config.NUMBA_NUM_THREADS))
-    torch.set_num_threads(count)
-    numba.set_num_threads(count)
-    return count

@@ -37,32 +37,48 @@ def dots(typingctx: Any, out: Any, out_rows: Any, x: Any, x_rows: Any, w: Any, w
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         pointers = _pointers(context, b, signature, args)
-        out_at = cgutils.unpack_tuple(b, args[1])
         x_type, w_type = signature.args[2].dtype, signature.args[4].dtype
+        outs = [b.gep(pointers[0], [offset]) for offset in cgutils.unpack_tuple(b, args[1])]
         xs = [b.gep(pointers[2], [offset]) for offset in cgutils.unpack_tuple(b, args[3])]
         ws = [b.gep(pointers[4], [offset]) for offset in cgutils.unpack_tuple(b, args[5])]
-        size = args[6]
-        whole = b.and_(size, size.type(-LANES))
-
-        def add_products(sums: list[Any], start: Any, stop: Any, lanes: int) -> None:
-            with cgutils.for_range_slice(b, start, stop, size.type(lanes), size.type) as (k, _):
-                columns = [_widened(b, w, k, w_type, lanes) for w in ws]
-                for m, row in enumerate(xs):
-                    value = _widened(b, row, k, x_type, lanes)
-                    for n, column in enumerate(columns):
-                        slot = sums[m * len(ws) + n]
-                        b.store(_fma(b, value, column, b.load(slot)), slot)
-
-        lane_sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(len(xs) * len(ws))]
-        add_products(lane_sums, size.type(0), whole, LANES)
-        sums = [cgutils.alloca_once_value(b, _tree(b, b.load(slot), b.fadd)) for slot in lane_sums]
-        add_products(sums, whole, size, 1)
-        for i, slot in enumerate(sums):
-            m, n = divmod(i, len(ws))
-            b.store(b.load(slot), b.gep(pointers[0], [b.add(out_at[m], size.type(n))]))
+        operands = [*outs, *xs, *ws, args[6]]
+        kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
+        name = f"heddle.dots.{len(xs)}.{len(ws)}.{x_type}.{w_type}"
+        function = cgutils.get_or_insert_function(b.module, kind, name)
+        if function.is_declaration:
+            function.linkage = "linkonce_odr"
+            function.attributes.add("noinline")
+            _define_dots(function, len(xs), len(ws), x_type, w_type)
+        b.call(function, operands)
         return context.get_dummy_value()
 
     return types.void(out, out_rows, x, x_rows, w, w_rows, k), generate
+
+
+def _define_dots(function: Any, rows: int, columns: int, x_type: Any, w_type: Any) -> None:
+    """The body of `dots` for one tile, taking pointers to its `rows` outputs and x rows and `columns` w rows."""
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    outs, xs = function.args[:rows], function.args[rows : 2 * rows]
+    ws, size = function.args[2 * rows : -1], function.args[-1]
+    whole = b.and_(size, size.type(-LANES))
+
+    def add_products(sums: list[Any], start: Any, stop: Any, lanes: int) -> None:
+        with cgutils.for_range_slice(b, start, stop, size.type(lanes), size.type) as (k, _):
+            values = [_widened(b, w, k, w_type, lanes) for w in ws]
+            for m, x in enumerate(xs):
+                factor = _widened(b, x, k, x_type, lanes)
+                for n, value in enumerate(values):
+                    slot = sums[m * columns + n]
+                    b.store(_fma(b, factor, value, b.load(slot)), slot)
+
+    lane_sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(rows * columns)]
+    add_products(lane_sums, size.type(0), whole, LANES)
+    sums = [cgutils.alloca_once_value(b, _tree(b, b.load(slot), b.fadd)) for slot in lane_sums]
+    add_products(sums, whole, size, 1)
+    for i, slot in enumerate(sums):
+        m, n = divmod(i, columns)
+        b.store(b.load(slot), b.gep(outs[m], [size.type(n)]))
+    b.ret_void()
 
 
 @intrinsic
@@ -156,6 +172,17 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
         return _fma(b, *args)
 
     return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@intrinsic
+def scale_by_power(typingctx: Any, value: Any, shifted: Any) -> Any:
+    """value * 2^n, for the integer n in the low bits of the float32 `shifted`; the result must be a normal number."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        bits, power = (b.bitcast(arg, _I32) for arg in args)
+        return b.bitcast(b.add(bits, b.shl(power, _I32(23))), _F32)
+
+    return types.float32(types.float32, types.float32), generate
 
 
 @intrinsic

@@ -1,16 +1,19 @@
-"""A tiny random LLaMA with a byte tokenizer, and PEFT adapters of many ranks on it."""
+"""A tiny random LLaMA with a byte tokenizer, PEFT adapters of many ranks on it, and one LLM over all of them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from heddle import LLM
 
 ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ADAPTERS = {
@@ -29,8 +32,7 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """vocab 258 (256 bytes, <s>, </s>), hidden 32, 2 layers, GQA; weights large enough for clear
-    preferences."""
+    """vocab 258 (256 bytes, <s>, </s>), hidden 32, 2 layers, GQA; weights large enough for clear preferences."""
     folder = tmp_path_factory.mktemp("base")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<s>": 0, "</s>": 1} | {letter: index + 2 for index, letter in enumerate(alphabet)}
@@ -65,13 +67,7 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     folders = {}
     for seed, (name, (rank, modules)) in enumerate(ADAPTERS.items()):
         torch.manual_seed(100 + seed)
-        config = peft.LoraConfig(
-            r=rank,
-            lora_alpha=2 * rank,
-            target_modules=modules,
-            init_lora_weights=False,
-            task_type="CAUSAL_LM",
-        )
+        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=modules, task_type="CAUSAL_LM")
         model = peft.get_peft_model(_load(base), config)
         for parameter_name, parameter in model.named_parameters():
             if "lora_" in parameter_name:
@@ -81,7 +77,7 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return folders
 
 
-Reference = Callable[[str | None], torch.nn.Module]
+Reference = Callable[[str | None], Any]
 
 
 @pytest.fixture(scope="session")
@@ -89,12 +85,44 @@ def reference(base: Path, adapters: dict[str, Path]) -> Reference:
     """The model as transformers and PEFT run it, by adapter name; None: the base."""
 
     @functools.cache
-    def model(adapter: str | None) -> torch.nn.Module:
+    def model(adapter: str | None) -> Any:
         plain = _load(base)
         return plain if adapter is None else peft.PeftModel.from_pretrained(plain, adapters[adapter]).eval()
 
     return model
 
 
-def _load(folder: Path) -> torch.nn.Module:
+def _load(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+Start = Callable[..., LLM]
+
+
+@pytest.fixture(scope="session")
+def start(base: Path, adapters: dict[str, Path]) -> Iterator[Start]:
+    """Starts an LLM with all adapters and checked invariants; keyword arguments change its settings."""
+    started = []
+
+    def llm(**settings: Any) -> LLM:
+        defaults = {"pool_memory": 2 << 20, "check_invariants": True, "num_threads": 1, "adapters": adapters}
+        started.append(LLM(base, **(defaults | settings)))
+        return started[-1]
+
+    yield llm
+    for one in started:
+        one.close()
+
+
+@pytest.fixture(scope="session")
+def llm(start: Start) -> LLM:
+    """The one that most tests share: block ids shuffled, every free block full of NaN before each step."""
+    return start()
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """Sixteen of 1 to 61 tokens: under, at and over multiples of the block size 16."""
+    generator = torch.Generator().manual_seed(7)
+    lengths = [1, 2, 15, 16, 17, 31, 32, 33, 5, 48, 61, 8, 20, 3, 40, 64]
+    return [torch.randint(2, 258, (length,), generator=generator).tolist() for length in lengths]

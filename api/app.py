@@ -1,0 +1,36 @@
+"""Puts the application together: routes, error handling, the front door."""
+
+from __future__ import annotations
+
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.types import ASGIApp
+
+from .errors import handle
+from .front import Front
+from .routes import adapters, chat, completions, health, lora, models, tokenize
+from .state import ServerState
+
+HANDLERS = [
+    *health.HANDLERS,
+    *models.HANDLERS,
+    *completions.HANDLERS,
+    *chat.HANDLERS,
+    *tokenize.HANDLERS,
+    *adapters.HANDLERS,
+    *lora.HANDLERS,
+]
+
+
+def create_app(state: ServerState) -> ASGIApp:
+    """The ASGI application of one server; who runs it fills in `state` and moves its phase."""
+    app = Litestar(
+        route_handlers=HANDLERS,
+        exception_handlers={Exception: handle},
+        state=State({"server": state}, deep_copy=False),
+        openapi_config=None,
+        logging_config=None,
+        request_max_body_size=None,  # every handler reads its body through `connection`, which counts
+        debug=False,
+    )
+    return Front(app, state)

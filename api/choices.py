@@ -1,0 +1,101 @@
+"""One sequence of a request as its tokens come in: text, log-probabilities, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..core.detokenizer import Detokenizer
+from ..core.errors import EngineFailure
+from ..core.messages import Generate, SequenceOutput, TokenLogprobs
+from ..core.tokenizer import Tokenizer
+from .errors import ApiError
+from .logprobs import Entry
+from .prompts import Prompt
+from .protocol.generation import FinishReason
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What became certain with one output: text that can be sent, and the entries of the tokens it is made
+    of.
+    """
+
+    text: str
+    entries: list[Entry]
+
+
+@dataclass(eq=False)
+class Choice:
+    """One answer in the making."""
+
+    index: int
+    prompt: Prompt
+    command: Generate
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    base_offset: int = 0
+    """Characters in front of the generated text (an echoed prompt)."""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    text: str = ""
+    entries: list[Entry] = field(default_factory=list)
+    completion_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._used = 0
+        self._detokenizer = Detokenizer(
+            self.tokenizer, self.prompt.token_ids, self.command.params, self.eos_token_ids
+        )
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def take(self, output: SequenceOutput) -> Delta:
+        """Add what one step brought. Where a stop string ends the answer before the engine does, `finished`
+        says so.
+
+        Raises `EngineFailure` where the sequence ended with an error.
+        """
+        if output.error is not None:
+            raise EngineFailure(output.error)
+        if output.finish_reason == "abort":
+            raise ApiError("internal_error", "the request was aborted")
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self.cached_tokens = output.cached_tokens or self.cached_tokens
+        self._token_ids += output.token_ids
+        self._logprobs += output.logprobs or []
+        over = output.finish_reason is not None
+        by_token = output.stop_token_id is not None
+        delta = self._detokenizer.add(output.token_ids, over, drop_last=by_token)
+        if delta.stopped is not None:
+            self.finish_reason, self.stop_reason = "stop", delta.stopped
+        elif over:
+            self.finish_reason = "stop" if output.finish_reason == "stop" else "length"
+            if by_token and output.stop_token_id not in self.eos_token_ids:
+                self.stop_reason = output.stop_token_id
+        self.completion_tokens = delta.tokens_used if self.finished else len(self._token_ids)
+        return self._certain(delta.text, delta.tokens_used)
+
+    def _certain(self, text: str, used: int) -> Delta:
+        entries: list[Entry] = []
+        if self._logprobs:
+            texts = self._detokenizer.token_texts(self._used, used)
+            entries = [
+                Entry(self._token_ids[index], self.base_offset + token.offset, self._logprobs[index])
+                for index, token in enumerate(texts, start=self._used)
+            ]
+        self._used = used
+        self.text += text
+        self.entries += entries
+        return Delta(text, entries)
+
+    @property
+    def mean_logprob(self) -> float:
+        """What `best_of` ranks by; needs log-probabilities."""
+        used = self._logprobs[: self.completion_tokens]
+        return sum(entry.logprob for entry in used) / max(1, len(used))

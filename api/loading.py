@@ -1,0 +1,76 @@
+"""Opens everything behind the handlers: model files, registry, engine, services."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from ..core.client import EngineClient
+from ..core.errors import EngineFailure, EngineStartError
+from ..core.model.config import ModelConfig, ModelError
+from ..core.tokenizer import Tokenizer, TokenizerError
+from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
+from ..lora.store import AdapterStore
+from .adapters import AdapterService
+from .config import ServerConfig
+from .errors import ApiError
+from .generation import Generation
+from .metrics import Metrics
+from .prompts import Prompts
+from .state import Services
+from .workers import Workers
+
+START_ERRORS = (
+    EngineStartError,
+    ModelError,
+    TokenizerError,
+    StoreError,
+    AdapterInvalid,
+    AdapterCorrupt,
+    ApiError,
+    EngineFailure,
+    OSError,
+)
+"""What keeps a server from starting and is for the user to mend."""
+
+
+async def load(
+    config: ServerConfig, engine: EngineClient, metrics: Metrics, workers: Workers, stack: AsyncExitStack
+) -> Services:
+    """Start `engine` and all that needs it; what is opened is closed with `stack`. Raises `START_ERRORS`."""
+    folder = Path(config.engine.model)
+    model = await workers.files(ModelConfig.load, folder)
+    tokenizer = await workers.files(Tokenizer.load, folder)
+    base = await workers.files(model.base_model, config.base_name, folder)
+    config.data_dir.mkdir(parents=True, exist_ok=True)
+    store = await workers.files(
+        AdapterStore.open,
+        config.data_dir,
+        base,
+        database=config.database,
+        blob_store=config.blob_store,
+        reserved_names=(config.base_name,),
+        max_rank=config.engine.max_lora_rank,
+        max_bytes=config.max_adapter_bytes,
+    )
+    adapters = AdapterService(config, base, store, engine, workers)
+    stack.push_async_callback(adapters.close)
+    await adapters.refuse_name_of_base()
+    stack.push_async_callback(engine.close)
+    ready = await engine.start()
+    await adapters.start()
+    metrics.watch_engine(lambda: engine.stats, lambda: engine.restarts)
+    prompts = Prompts(tokenizer, model.vocab_size, ready.max_model_len, workers)
+    generation = Generation(
+        tokenizer=tokenizer,
+        prompts=prompts,
+        engine=engine,
+        adapters=adapters,
+        metrics=metrics,
+        base_name=config.base_name,
+        vocab_size=model.vocab_size,
+        eos_token_ids=frozenset(model.eos_token_ids),
+        max_model_len=ready.max_model_len,
+    )
+    return Services(adapters, generation, prompts, engine, created=int(time.time()))

@@ -1,0 +1,1 @@
+"""Thin handlers: read the body, call a service, hand back its answer."""

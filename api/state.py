@@ -1,0 +1,93 @@
+"""What one running server is made of, and where in its life it stands."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import cast
+
+from ..core.client import EngineClient
+from .adapters import AdapterService
+from .auth import Authenticator
+from .config import ServerConfig
+from .connection import AnyRequest
+from .errors import ApiError
+from .generation import Generation
+from .metrics import Metrics
+from .prompts import Prompts
+
+
+class Phase(Enum):
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+    """Requests under way finish, new ones are refused."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """What handlers call, from the moment the base is loaded."""
+
+    adapters: AdapterService
+    generation: Generation
+    prompts: Prompts
+    engine: EngineClient
+    created: int
+    """Unix time of the start: the base's `created`."""
+
+
+@dataclass
+class ServerState:
+    """Owned by the server's event loop."""
+
+    config: ServerConfig
+    metrics: Metrics = field(default_factory=Metrics)
+    phase: Phase = Phase.LOADING
+    services: Services | None = None
+    in_flight: int = 0
+    """Calls that are being answered."""
+
+    def __post_init__(self) -> None:
+        self.authenticator = Authenticator(self.config.admin_key)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def ready(self) -> bool:
+        """The base is loaded and serving, and no drain has begun."""
+        return (
+            self.phase is Phase.SERVING
+            and self.services is not None
+            and self.services.engine.ready is not None
+        )
+
+    def deadline(self) -> float | None:
+        """When a request that arrives now must have been answered, in the loop's time."""
+        timeout = self.config.request_timeout
+        return None if timeout is None else asyncio.get_running_loop().time() + timeout
+
+    def begin_call(self) -> None:
+        self.in_flight += 1
+        self._idle.clear()
+
+    def end_call(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._idle.set()
+
+    async def drained(self) -> None:
+        """Return when no call is being answered."""
+        await self._idle.wait()
+
+
+def server_of(request: AnyRequest) -> ServerState:
+    return cast(ServerState, request.app.state["server"])
+
+
+def services_of(request: AnyRequest) -> Services:
+    """The services. The front door lets no call that needs them pass before they are there."""
+    services = server_of(request).services
+    if services is None:
+        raise ApiError("overloaded", "the base model is still being loaded")
+    return services

@@ -1,0 +1,160 @@
+"""Which waiting sequences start now, and whose adapters come to the device for that. Control code: no
+torch."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+
+from ..lora.adapter_entry import Placing
+from ..lora.residency import Residency
+from .acceptance import Acceptance
+from .block_pool import BlockPool
+from .fence import Fence, Need
+from .prefix_cache import PrefixCache
+from .queue_policy import QueuePolicy
+from .sequence import Sequence, Status
+
+MAX_FAILED_PLACEMENTS = 16
+"""Placements that find no room in one pass: the rest of a long queue is then not tried in vain."""
+
+
+class Admission:
+    """One pass over the queue a step, in its order.
+
+    - A sequence whose adapters are on the device starts when there are blocks for all its tokens so far, and
+      one more for every running sequence. While it lacks blocks nobody behind it starts: it is not overtaken.
+    - A sequence whose adapters are not there is passed over. Its adapters get their blocks when they and its
+      tokens fit, at the cost of adapters wanted only behind it in the queue.
+    - Who has lacked nothing but that room for `patience` steps owns the fence: see `Fence`.
+    - A sequence whose prompt is being computed by another of its group waits, and finds it in the cache.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: BlockPool,
+        cache: PrefixCache,
+        residency: Residency,
+        acceptance: Acceptance,
+        queue: QueuePolicy,
+        max_num_seqs: int,
+        patience: int,
+    ) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._residency = residency
+        self._acceptance = acceptance
+        self._queue = queue
+        self._max_num_seqs = max_num_seqs
+        self._patience = patience
+        self.fence = Fence(residency)
+        self._asked: dict[str, int] = {}  # digest of a load asked for -> the step it was first seen
+
+    def admit(
+        self, running: list[Sequence], step: int, outgrown: Callable[[Sequence], None]
+    ) -> Iterator[Sequence]:
+        """Move sequences from the queue to `running` (ordered by arrival), yielding each; stop iterating when
+        the step has no tokens left. `outgrown` is called for one that could never resume since pins took its
+        room."""
+        spare: set[str] = set()  # adapters of the sequences seen so far: who comes later leaves them alone
+        fenced = self._serve_old_request(step)
+        failed = 0
+        first = True
+        for sequence in self._queue:
+            if len(running) >= self._max_num_seqs:
+                return
+            if sequence.open_ended and self._acceptance.room(sequence.digests) < len(sequence):
+                outgrown(sequence)
+                continue
+            spare.update(sequence.digests)
+            if fenced and not self.fence.lets(self._whole(sequence)):
+                continue
+            old = sequence.blocked_since is not None and step - sequence.blocked_since >= self._patience
+            headroom = 0 if old else len(running)
+            if not self._residency.on_device(sequence.digests):
+                if failed < MAX_FAILED_PLACEMENTS:
+                    failed += not self._place(sequence, headroom, spare, step, urgent=first or old)
+                first = False
+                if old and not fenced:
+                    self.fence.raise_for(sequence.key, self._now(sequence))
+                    fenced = True
+                continue
+            if self._cache.enabled and self._is_being_computed(sequence, running):
+                continue
+            if not self._start(sequence, headroom, spare):
+                return
+            insort(running, sequence, key=lambda other: other.arrival)
+            if self.fence.lower(sequence.key):
+                fenced = False
+            elif fenced:
+                self.fence.admitted(sequence.key, self._whole(sequence))
+            yield sequence
+
+    def serve_requests(self, running: list[Sequence]) -> None:
+        """Bring loads that were asked for on their way, as far as idle room goes."""
+        for digest in list(self._residency.requests):
+            self._residency.place((digest,), len(running), None)
+
+    def _serve_old_request(self, step: int) -> bool:
+        """A load that was asked for long ago goes before all sequences. True: it keeps the fence up."""
+        requests = self._residency.requests
+        for digest in self._asked:
+            if digest not in requests:
+                self.fence.lower(digest)
+        self._asked = {digest: self._asked.get(digest, step) for digest in requests}
+        for digest, since in self._asked.items():
+            if step - since >= self._patience:
+                self.fence.raise_for(digest, Need((digest,), 0))
+                self._residency.place((digest,), 0, (), urgent=True)
+                return True
+        return False
+
+    def _place(self, sequence: Sequence, headroom: int, spare: set[str], step: int, *, urgent: bool) -> bool:
+        """Move its adapters on towards the device; False where there is no room for them."""
+        beside = self._acceptance.blocks(len(sequence)) + headroom
+        if self._residency.place(sequence.digests, beside, spare, urgent) is not Placing.NO_ROOM:
+            return True
+        if sequence.blocked_since is None:
+            sequence.blocked_since = step
+        return False
+
+    def _start(self, sequence: Sequence, headroom: int, spare: set[str]) -> bool:
+        """Give it its blocks; False, and nothing changed, where there are too few."""
+        cached = self._cache.match(sequence)
+        fresh = self._acceptance.blocks(len(sequence)) - len(cached)
+        taken = self._pool.available - self._pool.available_beside(cached)
+        if not self._residency.give_way(fresh + taken + headroom, spare):
+            return False
+        table = self._pool.reserve(cached, fresh)
+        assert table is not None
+        self._queue.remove(sequence)
+        self._residency.hold(sequence.key)
+        sequence.status = Status.RUNNING
+        sequence.block_table = table
+        sequence.num_published = len(cached)
+        sequence.num_computed = len(cached) * self._acceptance.block_size
+        sequence.blocked_since = None
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.num_computed
+        return True
+
+    def _is_being_computed(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """A running sequence of its group has the same prompt, and full blocks of it still to compute."""
+        shared = (len(sequence.prompt_token_ids) - 1) // self._acceptance.block_size
+        return not sequence.owes_prompt_logprobs and any(
+            other.group == sequence.group
+            and other.num_published < shared
+            and other.scope == sequence.scope
+            and other.prompt_token_ids == sequence.prompt_token_ids
+            for other in running
+        )
+
+    def _now(self, sequence: Sequence) -> Need:
+        """What it needs to start."""
+        return Need(sequence.digests, self._acceptance.blocks(len(sequence)))
+
+    def _whole(self, sequence: Sequence) -> Need:
+        """What it can come to need."""
+        tokens = len(sequence.prompt_token_ids) + sequence.max_tokens
+        return Need(sequence.digests, self._acceptance.blocks(tokens))

@@ -1,0 +1,189 @@
+"""Adapter deltas for any mix of adapters and rows, from the rows of A and B where they lie in the pool.
+
+Two passes. Shrink: each (segment, module) multiplies its rows by its rows of A into a small scratch of rank sums; work is
+handed out in units of a few rows of A. Expand: every thread owns some columns of `out` and adds all segments to them, in
+order, so that a row with several adapters gets its deltas in the order of its segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..ops import LoraBatch
+from ..pool import ROW_ALIGN, Pool
+from .arrays import as_array, rows_of
+from .atomics import bind
+from .compiled import compiled
+from .products import row_products
+from .team import TEAM, run_parts
+from .vector_ir import LANES, add_weighted_rows, fma, load
+
+SHRINK_RANKS, SHRINK_PAIRS = 8, 32
+"""A unit of the first pass: so many rows of A times so many rows of x."""
+COLUMNS = 256
+"""A unit of the second pass: so many columns of `out`, for all segments."""
+
+
+@compiled
+def _plan(ranks, slots, starts, layer, modules):  # type: ignore[no-untyped-def]
+    """Where the rank sums of each (segment, module) begin in the scratch: int64 [G * modules + 1]."""
+    sums_at = np.zeros(slots.size * modules.size + 1, np.int64)
+    for g in range(slots.size):
+        pairs = np.int64(starts[g + 1]) - np.int64(starts[g])
+        for i in range(modules.size):
+            entry = g * modules.size + i
+            sums_at[entry + 1] = sums_at[entry] + pairs * ranks[slots[g], layer, modules[i]]
+    return sums_at
+
+
+@compiled
+def _shrink(  # type: ignore[no-untyped-def]
+    part, parts, sums, sums_at, x, x_step, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
+    pair_weights, starts, slots, layer, modules, k,
+):  # fmt: skip
+    """sums[pair, r] = weight * scale * x[row] . A[r], for every `parts`-th unit beginning with number `part`."""
+    x_rows, sum_rows = np.empty(SHRINK_PAIRS, np.int64), np.empty(SHRINK_PAIRS, np.int64)
+    a_rows = np.empty(SHRINK_RANKS, np.int64)
+    unit = 0
+    for g in range(slots.size):
+        for i in range(modules.size):
+            slot, module = slots[g], modules[i]
+            rank, first = np.int64(ranks[slot, layer, module]), np.int64(first_row[slot, layer, module])
+            base = sums_at[g * modules.size + i]
+            for r in range(0, rank, SHRINK_RANKS):
+                for p in range(starts[g], starts[g + 1], SHRINK_PAIRS):
+                    unit += 1
+                    if (unit - 1) % parts != part:
+                        continue
+                    width, count = min(SHRINK_RANKS, rank - r), min(SHRINK_PAIRS, starts[g + 1] - p)
+                    for j in range(width):
+                        a_rows[j] = np.int64(rows[first + r + j]) * per_unit
+                    for m in range(count):
+                        x_rows[m] = np.int64(pair_rows[p + m]) * x_step
+                        sum_rows[m] = base + (p + m - starts[g]) * rank + r
+                    row_products(sums, sum_rows, 0, x, x_rows, 0, count, pool, a_rows, 0, width, k)
+                    for m in range(count):
+                        factor = pair_weights[p + m] * scales[slot, layer, module]
+                        for j in range(sum_rows[m], sum_rows[m] + width):
+                            sums[j] *= factor
+
+
+@compiled
+def _add_columns(out, outs, sums, sum_rows, pool, b_rows, rank, begin, end):  # type: ignore[no-untyped-def]
+    """out[o + n] += sum_r sums[s + r] * B[r][n] for the rows (o, s) and n from begin to end."""
+    n = begin
+    while n + 4 * LANES <= end:
+        columns = (n, n + LANES, n + 2 * LANES, n + 3 * LANES)
+        add_weighted_rows(out, outs, sums, sum_rows, pool, b_rows, 0, rank, columns)
+        n += 4 * LANES
+    while n + LANES <= end:
+        add_weighted_rows(out, outs, sums, sum_rows, pool, b_rows, 0, rank, (n,))
+        n += LANES
+    while n < end:
+        for m in range(len(outs)):
+            delta = np.float32(0.0)
+            for r in range(rank):
+                delta = fma(load(sums, sum_rows[m] + r), load(pool, b_rows[r] + n), delta)
+            out[outs[m] + n] += delta
+        n += 1
+
+
+@compiled
+def _expand(  # type: ignore[no-untyped-def]
+    part, parts, out, out_step, sums, sums_at, pool, per_unit, ranks, first_row, rows, pair_rows, starts,
+    slots, layer, modules, offsets,
+):  # fmt: skip
+    """out[row, columns] += sums[pair] @ B, for every `parts`-th unit of columns beginning with number `part`."""
+    highest = 0
+    for g in range(slots.size):
+        for i in range(modules.size):
+            highest = max(highest, np.int64(ranks[slots[g], layer, modules[i]]))
+    b_rows = np.empty(highest, np.int64)
+    unit = 0
+    for i in range(modules.size):
+        size = offsets[i + 1] - offsets[i]
+        for begin in range(0, size, COLUMNS):
+            unit += 1
+            if (unit - 1) % parts != part:
+                continue
+            end = min(begin + COLUMNS, size)
+            for g in range(slots.size):
+                slot, module = slots[g], modules[i]
+                rank = np.int64(ranks[slot, layer, module])
+                if rank == 0:
+                    continue
+                first = np.int64(first_row[slot, layer, module]) + rank
+                for r in range(rank):
+                    b_rows[r] = np.int64(rows[first + r]) * per_unit
+                base = sums_at[g * modules.size + i]
+                p, last = np.int64(starts[g]), np.int64(starts[g + 1])
+                while p < last:
+                    s0, o0 = base + (p - starts[g]) * rank, pair_rows[p] * out_step + offsets[i]
+                    if last - p >= 2:
+                        o1 = pair_rows[p + 1] * out_step + offsets[i]
+                        _add_columns(out, (o0, o1), sums, (s0, s0 + rank), pool, b_rows, rank, begin, end)
+                        p += 2
+                    else:
+                        _add_columns(out, (o0,), sums, (s0,), pool, b_rows, rank, begin, end)
+                        p += 1
+
+
+@compiled
+def _add_lora(  # type: ignore[no-untyped-def]
+    words, out, out_step, x, x_step, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
+    pair_weights, starts, slots, layer, modules, offsets, k,
+):  # fmt: skip
+    sums_at = _plan(ranks, slots, starts, layer, modules)
+    sums = np.empty(sums_at[-1], np.float32)
+    if sums.size == 0:
+        return
+    parts = 4 if words.size else 1
+    entry, packed = bind(
+        _shrink,
+        (
+            parts, sums, sums_at, x, x_step, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
+            pair_weights, starts, slots, layer, modules, k,
+        ),
+    )  # fmt: skip
+    run_parts(words, entry, packed, parts)
+    entry, packed = bind(
+        _expand,
+        (
+            parts, out, out_step, sums, sums_at, pool, per_unit, ranks, first_row, rows, pair_rows, starts,
+            slots, layer, modules, offsets,
+        ),
+    )  # fmt: skip
+    run_parts(words, entry, packed, parts)
+
+
+def add_lora(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    pool: Pool,
+    layer: int,
+    modules: Sequence[int],
+    offsets: Sequence[int],
+    lora: LoraBatch,
+) -> None:
+    """out[row, module's columns] += weight * scale * (x[row] @ A.T) @ B.T"""
+    if len(lora.pair_rows) == 0:
+        return
+    if out.dtype != torch.float32:
+        wide = out.float()
+        add_lora(wide, x, pool, layer, modules, offsets, lora)
+        out.copy_(wide)
+        return
+    tables = lora.tables
+    target, out_step = rows_of(out)
+    assert target.ctypes.data == out.data_ptr(), "out must have dense rows"
+    values, x_step = rows_of(x)
+    _add_lora(
+        TEAM.words, target, out_step, values, x_step, as_array(pool.elements(tables.dtype)),
+        ROW_ALIGN // tables.dtype.itemsize, tables.ranks.numpy(), tables.first_row.numpy(),
+        tables.scales.numpy(), tables.rows.numpy(), lora.pair_rows.numpy(), lora.pair_weights.numpy(),
+        lora.starts.numpy(), lora.slots.numpy(), layer, np.asarray(modules, np.int64),
+        np.asarray(offsets, np.int64), x.shape[1],
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""What happens to each row on its own: norms, rotary embedding with the write into the pool, the gated activation."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..pool import Pool
+from .arrays import NONE, as_array, rows_of
+from .atomics import bind
+from .compiled import compiled
+from .exponential import exp
+from .team import TEAM, run_parts
+from .vector_ir import dots, load, store
+
+PART_VALUES = 16384
+"""Values in one part of the work: about 5 microseconds of one core."""
+
+
+@compiled
+def _norm_rows(part, parts, out, total, x, x_step, residual, weight, eps, size, rows):  # type: ignore[no-untyped-def]
+    """out = norm(x), or with a residual: total = x + residual, out = norm(total)."""
+    square = np.empty(1, np.float32)
+    for t in range(rows * part // parts, rows * (part + 1) // parts):
+        here, row, step = t * size, x, t * x_step
+        if residual.size:
+            for i in range(size):
+                store(total, here + i, load(x, t * x_step + i) + load(residual, here + i))
+            row, step = total, here
+        dots(square, (0,), row, (step,), row, (step,), size)
+        factor = np.float32(1.0) / np.sqrt(square[0] / np.float32(size) + eps)
+        for i in range(size):
+            store(out, here + i, load(row, step + i) * factor * load(weight, i))
+
+
+@compiled
+def _norm_all(words, parts, out, total, x, x_step, residual, weight, eps, size, rows):  # type: ignore[no-untyped-def]
+    entry, packed = bind(_norm_rows, (parts, out, total, x, x_step, residual, weight, eps, size, rows))
+    run_parts(words, entry, packed, parts)
+
+
+@compiled
+def _silu_rows(part, parts, out, x, x_step, size, rows):  # type: ignore[no-untyped-def]
+    one = np.float32(1.0)
+    for t in range(rows * part // parts, rows * (part + 1) // parts):
+        for i in range(size):
+            gate = load(x, t * x_step + i)
+            store(out, t * size + i, gate / (one + exp(-gate)) * load(x, t * x_step + size + i))
+
+
+@compiled
+def _silu_all(words, parts, out, x, x_step, size, rows):  # type: ignore[no-untyped-def]
+    entry, packed = bind(_silu_rows, (parts, out, x, x_step, size, rows))
+    run_parts(words, entry, packed, parts)
+
+
+@compiled
+def _rotate(out, out_at, x, x_at, cos, sin, angle_at, half):  # type: ignore[no-untyped-def]
+    """One head: halves (a, b) -> (a * cos - b * sin, b * cos + a * sin)."""
+    for i in range(half):
+        a, b = load(x, x_at + i), load(x, x_at + half + i)
+        c, s = load(cos, angle_at + i), load(sin, angle_at + i)
+        store(out, out_at + i, a * c - b * s)
+        store(out, out_at + half + i, b * c + a * s)
+
+
+@compiled
+def _rope_rows(  # type: ignore[no-untyped-def]
+    part, parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, pool, slots, num_heads, kv_heads,
+    head_dim, block_size, block_step, layer_at, value_at, rows,
+):  # fmt: skip
+    half = head_dim // 2
+    for t in range(rows * part // parts, rows * (part + 1) // parts):
+        angle_at = positions[t] * half
+        for h in range(num_heads):
+            at = (t * num_heads + h) * head_dim
+            _rotate(out, at, q, t * q_step + h * head_dim, cos, sin, angle_at, half)
+        block, offset = slots[t] // block_size, slots[t] % block_size
+        for h in range(kv_heads):
+            place = block * block_step + layer_at + (h * block_size + offset) * head_dim
+            _rotate(pool, place, k, t * k_step + h * head_dim, cos, sin, angle_at, half)
+            for i in range(head_dim):
+                store(pool, place + value_at + i, load(v, t * v_step + h * head_dim + i))
+
+
+@compiled
+def _rope_all(  # type: ignore[no-untyped-def]
+    words, parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, pool, slots, num_heads, kv_heads,
+    head_dim, block_size, block_step, layer_at, value_at, rows,
+):  # fmt: skip
+    entry, packed = bind(
+        _rope_rows,
+        (
+            parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, pool, slots, num_heads, kv_heads,
+            head_dim, block_size, block_step, layer_at, value_at, rows,
+        ),
+    )  # fmt: skip
+    run_parts(words, entry, packed, parts)
+
+
+def _parts(rows: int, size: int) -> int:
+    return max(1, min(rows, rows * size // PART_VALUES))
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """y = x / sqrt(mean(x^2) + eps) * weight"""
+    return _norm(x, None, weight, eps)[0].to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """r = x + residual; y = r / sqrt(mean(r^2) + eps) * weight"""
+    if x.dtype != torch.float32:  # the sum is rounded to the rows' own dtype before it is normed
+        total = x + residual
+        return rms_norm(total, weight, eps), total
+    return _norm(x, residual, weight, eps)
+
+
+def _norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, size = x.shape
+    out = torch.empty((rows, size), dtype=torch.float32)
+    total = out if residual is None else torch.empty_like(out)
+    if rows:
+        values, step = rows_of(x)
+        added = NONE if residual is None else as_array(residual.contiguous())
+        _norm_all(
+            TEAM.words, _parts(rows, size), as_array(out), as_array(total), values, step, added,
+            as_array(weight.float()), np.float32(eps), size, rows,
+        )  # fmt: skip
+    return out, total
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """y = g / (1 + exp(-g)) * u for the halves g, u of each row"""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, size), dtype=torch.float32)
+    if rows:
+        values, step = rows_of(gate_up)
+        _silu_all(TEAM.words, _parts(rows, 4 * size), as_array(out), values, step, size, rows)
+    return out.to(gate_up.dtype)
+
+
+def rope_and_write_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    pool: Pool,
+    layer: int,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """halves (a, b) of each head of q and k -> (a * cos - b * sin, b * cos + a * sin); k and v -> pool"""
+    rows, num_heads, head_dim = q.shape
+    layout = pool.layout
+    out = torch.empty((rows, num_heads, head_dim), dtype=torch.float32)
+    if rows:
+        itemsize = layout.kv_dtype.itemsize
+        _rope_all(
+            TEAM.words, _parts(rows, num_heads * head_dim), as_array(out), *rows_of(q), *rows_of(k),
+            *rows_of(v), positions.numpy(), as_array(cos), as_array(sin),
+            as_array(pool.elements(layout.kv_dtype)), slot_mapping.numpy(), num_heads, layout.num_kv_heads,
+            head_dim, layout.block_size, layout.block_bytes // itemsize,
+            layer * (layout.layer_bytes // itemsize), layout.num_kv_heads * layout.block_size * head_dim, rows,
+        )  # fmt: skip
+    return out.to(q.dtype)

@@ -1,0 +1,157 @@
+"""The threads that share a kernel's work: the caller and a few helpers, none of whom is ever waited for in vain.
+
+OpenMP's teams end each loop with a barrier: while another process holds one core, the thread that should run there is
+late and a loop of 50 microseconds takes a scheduler's turn, 4 to 20 milliseconds, a few hundred times a step. Here the
+work is cut into parts that whoever has time takes from one counter. A helper that is not running takes none, so the
+caller does them itself and waits only for parts that a helper has begun. Which thread computes a part changes nothing in
+the result.
+
+The agreement is one array of int64 words. `TICKET` holds the number of the run and the next part to take; it is changed
+only by compare-and-swap, so whoever took a part knows that the run whose entry and arguments it read was still on:
+the caller closes the ticket before it writes the next run's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+import numpy as np
+import torch
+from numba import types
+
+from .atomics import add, call, pause, read, replace, write
+from .compiled import compiled
+
+TICKET, FINISHED, ENTRY, PACKED, PARTS, BUSY, STOP = 0, 16, 32, 33, 34, 48, 56
+"""Indices of the words; those that different threads write lie in different cache lines."""
+WORDS = 64
+PART_BITS = 20
+LAST_PART = (1 << PART_BITS) - 1
+"""As the next part: closed, nothing to take."""
+
+SPINS = 2000
+"""Waiting rounds before a helper sleeps: about 100 microseconds, more than the pause between two kernels of a step."""
+NAPS = 500
+"""Short sleeps before it returns to Python and waits to be called: about 50 milliseconds."""
+NAP_MICROSECONDS = 50
+
+_usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+
+
+@compiled
+def _take_parts(words):  # type: ignore[no-untyped-def]
+    """Do parts of the run that is on, until none is left to take; how many."""
+    count = 0
+    while True:
+        ticket = read(words, TICKET)
+        entry, packed, parts = read(words, ENTRY), read(words, PACKED), read(words, PARTS)
+        part = ticket & LAST_PART
+        if part >= parts:
+            return count
+        if replace(words, TICKET, ticket, ticket + 1):
+            call(entry, packed, part)
+            add(words, FINISHED, 1)
+            count += 1
+
+
+@compiled
+def run_parts(words, entry, packed, parts):  # type: ignore[no-untyped-def]
+    """Run all parts of what `atomics.bind` made, with whatever help there is.
+
+    `words` is empty where there are no helpers; while they serve another caller this one does without.
+    """
+    if words.size == 0 or parts == 1 or not replace(words, BUSY, 0, 1):
+        for part in range(parts):
+            call(entry, packed, part)
+        return
+    run = (read(words, TICKET) >> PART_BITS) + 1
+    write(words, TICKET, run << PART_BITS | LAST_PART)
+    write(words, ENTRY, entry)
+    write(words, PACKED, packed)
+    write(words, PARTS, parts)
+    write(words, FINISHED, 0)
+    write(words, TICKET, run << PART_BITS)
+    _take_parts(words)
+    while read(words, FINISHED) < parts:
+        pause()
+    write(words, BUSY, 0)
+
+
+@compiled
+def _help(words):  # type: ignore[no-untyped-def]
+    """A helper's life between two sleeps in Python."""
+    idle = 0
+    while read(words, STOP) == 0 and idle < SPINS + NAPS:
+        if _take_parts(words):
+            idle = 0
+        elif idle < SPINS:
+            pause()
+        else:
+            _usleep(NAP_MICROSECONDS)
+        idle += 1
+
+
+class Team:
+    """The helpers of one process, for whichever of its threads calls a kernel."""
+
+    def __init__(self) -> None:
+        self._words = np.zeros(0, np.int64)
+        self._helpers: list[threading.Thread] = []
+        self._call = threading.Event()
+        self._someone_waits = False
+
+    @property
+    def words(self) -> np.ndarray:
+        """What `run_parts` needs; calls back helpers that went to sleep."""
+        if self._someone_waits:
+            self._someone_waits = False
+            self._call.set()
+        return self._words
+
+    @property
+    def num_threads(self) -> int:
+        return len(self._helpers) + 1
+
+    def resize(self, num_threads: int) -> None:
+        """Have `num_threads` threads, the caller's among them."""
+        if num_threads == self.num_threads:
+            return
+        if self._helpers:
+            self._words[STOP] = 1
+            self._call.set()
+            for helper in self._helpers:
+                helper.join()
+        self._words = np.zeros(WORDS if num_threads > 1 else 0, np.int64)
+        self._helpers = [
+            threading.Thread(target=self._help, args=(self._words,), name=f"heddle-kernels-{i}", daemon=True)
+            for i in range(1, num_threads)
+        ]
+        for helper in self._helpers:
+            helper.start()
+
+    def _help(self, words: np.ndarray) -> None:
+        while not words[STOP]:
+            _help(words)
+            self._call.clear()
+            self._someone_waits = True
+            if not words[STOP]:
+                self._call.wait()
+
+
+TEAM = Team()
+"""Threads belong to the process, as torch's own do."""
+atexit.register(TEAM.resize, 1)
+
+
+def set_num_threads(count: int) -> int:
+    """Let kernels run on `count` threads, at most as many as this process has cores; returns how many.
+
+    torch's own operations then keep to the calling thread: two pools would take the cores from each other, and what
+    is left to torch is small.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    TEAM.resize(max(1, min(count, cores)))
+    torch.set_num_threads(1)
+    return TEAM.num_threads

@@ -1,0 +1,209 @@
+"""Canonical adapter files by digest: in a local folder, or in any fsspec store with a local copy of what is
+used.
+
+A file appears under its digest whole or not at all: it is written under another name, fsynced, verified by
+its writer, then renamed, and the folder is fsynced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from .canonical import open_adapter
+from .errors import AdapterCorrupt
+
+_BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
+_TEMPORARY = ".writing-"
+
+
+class Blobs(Protocol):
+    """Files by digest (`sha256:` and 64 hex digits). Thread-safe, and safe beside other processes."""
+
+    def put(self, digest: str, write: Callable[[Path], None]) -> None:
+        """Make sure that the blob is there and sound; `write` writes it (fsynced) to the path it is given."""
+
+    def path(self, digest: str) -> Path:
+        """A local file with the blob's bytes. Raises AdapterCorrupt if there is none."""
+
+    def exists(self, digest: str) -> bool:
+        """Whether the blob is there; its bytes are not looked at."""
+
+    def delete(self, digest: str) -> None:
+        """Remove the blob; nothing happens if it is not there."""
+
+    def digests(self) -> list[str]:
+        """All that are there."""
+
+
+def open_blobs(url: str | None, data_dir: Path, installation: str) -> Blobs:
+    """The store at fsspec URL `url` (None: in `data_dir`), in a folder of this installation's own."""
+    if url is None:
+        return LocalBlobs(data_dir / "blobs" / installation)
+    filesystem, root = fsspec.core.url_to_fs(url)
+    if isinstance(filesystem, LocalFileSystem):
+        return LocalBlobs(Path(root) / installation)
+    cache = LocalBlobs(data_dir / "blob-cache" / installation)
+    return RemoteBlobs(filesystem, f"{root.rstrip('/')}/{installation}", cache)
+
+
+class LocalBlobs:
+    """A folder of files `{hex digest}.safetensors`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        _make_durable_folder(root)
+        self._clear_temporary()
+
+    def put(self, digest: str, write: Callable[[Path], None]) -> None:
+        target = self._target(digest)
+        if target.exists() and _is_sound(target, digest):
+            return
+        with self._temporary() as temporary:
+            write(temporary)
+            os.replace(temporary, target)
+        _sync_folder(self.root)
+
+    def path(self, digest: str) -> Path:
+        target = self._target(digest)
+        if not target.is_file():
+            raise AdapterCorrupt(f"the stored file of adapter {digest} is missing")
+        return target
+
+    def exists(self, digest: str) -> bool:
+        return self._target(digest).is_file()
+
+    def delete(self, digest: str) -> None:
+        self._target(digest).unlink(missing_ok=True)
+        _sync_folder(self.root)
+
+    def digests(self) -> list[str]:
+        return _digests(entry.name for entry in os.scandir(self.root))
+
+    def _target(self, digest: str) -> Path:
+        return self.root / _file_name(digest)
+
+    @contextlib.contextmanager
+    def _temporary(self) -> Iterator[Path]:
+        """A new file under a temporary name, locked while its writer lives and gone afterwards."""
+        path = self.root / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(handle)
+
+    def _clear_temporary(self) -> None:
+        """Remove what writers left that died: nobody holds their lock."""
+        for entry in os.scandir(self.root):
+            if not entry.name.startswith(_TEMPORARY):
+                continue
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                handle = os.open(entry.path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(entry.path)
+                finally:
+                    os.close(handle)
+
+
+class RemoteBlobs:
+    """An fsspec file system; files are copied to a local folder when they are used."""
+
+    def __init__(self, filesystem: Any, root: str, cache: LocalBlobs) -> None:
+        self._fs = filesystem
+        self._root = root
+        self._cache = cache
+        self._fs.makedirs(root, exist_ok=True)
+
+    def put(self, digest: str, write: Callable[[Path], None]) -> None:
+        self._cache.put(digest, write)
+        target = self._target(digest)
+        local = self._cache.path(digest)
+        self._fs.invalidate_cache()
+        if self._fs.exists(target) and self._fs.size(target) == local.stat().st_size:
+            return
+        temporary = f"{self._root}/{_TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            self._fs.put_file(str(local), temporary)
+            self._fs.mv(temporary, target)
+        finally:
+            if self._fs.exists(temporary):
+                self._fs.rm_file(temporary)
+
+    def path(self, digest: str) -> Path:
+        if not self._cache.exists(digest):
+            self._cache.put(digest, lambda path: self._download(digest, path))
+        return self._cache.path(digest)
+
+    def exists(self, digest: str) -> bool:
+        self._fs.invalidate_cache()
+        return bool(self._fs.exists(self._target(digest)))
+
+    def delete(self, digest: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._target(digest))
+        self._cache.delete(digest)
+
+    def digests(self) -> list[str]:
+        self._fs.invalidate_cache()
+        return _digests(entry.rsplit("/", 1)[-1] for entry in self._fs.ls(self._root, detail=False))
+
+    def _download(self, digest: str, path: Path) -> None:
+        try:
+            self._fs.get_file(self._target(digest), str(path))
+        except FileNotFoundError:
+            raise AdapterCorrupt(f"the stored file of adapter {digest} is missing") from None
+        if not _is_sound(path, digest):
+            raise AdapterCorrupt(
+                f"the stored file of adapter {digest} has other bytes than it was stored with"
+            )
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+
+    def _target(self, digest: str) -> str:
+        return f"{self._root}/{_file_name(digest)}"
+
+
+def _file_name(digest: str) -> str:
+    return f"{digest.removeprefix('sha256:')}.safetensors"
+
+
+def _digests(names: Iterator[str]) -> list[str]:
+    return sorted(f"sha256:{found[1]}" for name in names if (found := _BLOB.fullmatch(name)))
+
+
+def _is_sound(path: Path, digest: str) -> bool:
+    try:
+        with open_adapter(path) as adapter:
+            return adapter.digest == digest
+    except AdapterCorrupt:
+        return False
+
+
+def _make_durable_folder(folder: Path) -> None:
+    """Like mkdir -p, with every new name fsynced into its parent."""
+    if folder.is_dir():
+        return
+    _make_durable_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

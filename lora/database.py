@@ -1,0 +1,123 @@
+"""Opens the registry's database: SQLite or PostgreSQL, its tables brought up to date, and transactions on
+it."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.orm import Session
+
+from .schema import InstallationRow, TenantRow
+
+T = TypeVar("T")
+
+BUSY_SECONDS = 30
+"""How long a writer waits for SQLite's one writer before it."""
+_RETRIES = 20
+_UPGRADE_LOCK = 0x6865_6464_6C65
+"""Key of PostgreSQL's advisory lock around upgrades."""
+
+
+class Database:
+    """Transactions on the registry. Thread-safe."""
+
+    def __init__(self, url: str) -> None:
+        parsed = sa.make_url(url)
+        self._sqlite = parsed.get_backend_name() == "sqlite"
+        if self._sqlite and parsed.database:
+            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        options = {"connect_args": {"timeout": BUSY_SECONDS}} if self._sqlite else {"pool_pre_ping": True}
+        self._engine = sa.create_engine(parsed, **options)
+        if self._sqlite:
+            event.listen(self._engine, "connect", _prepare_sqlite)
+            event.listen(self._engine, "begin", _begin_sqlite)
+        self._writer = self._engine.execution_options(writes=True)
+        self._upgrade()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def read(self, work: Callable[[Session], T]) -> T:
+        """Run `work` on one consistent view of the data; it must not write."""
+        with Session(self._engine) as session:
+            return work(session)
+
+    def write(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in a transaction; where it collides with another one, both start over, one after the
+        other.
+
+        `work` may thus run several times and must have no effect outside the session that it cannot repeat.
+        """
+        for attempt in range(_RETRIES):
+            try:
+                with Session(self._writer, expire_on_commit=False) as session, session.begin():
+                    return work(session)
+            except (IntegrityError, OperationalError) as error:
+                if attempt == _RETRIES - 1 or not _collided(error):
+                    raise
+                time.sleep(random.uniform(0.001, 0.01) * 2 ** min(attempt, 6))
+        raise AssertionError("unreachable")
+
+    def lock(self, session: Session, key: str) -> None:
+        """Until the transaction ends nobody else holds the lock `key`. (SQLite has one writer at a time
+        anyhow.)"""
+        if not self._sqlite:
+            number = int.from_bytes(bytes.fromhex(key.removeprefix("sha256:"))[:8], "big", signed=True)
+            session.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
+
+    def installation(self) -> str:
+        """Which registry this is: a random name, made once."""
+        return self.read(lambda session: session.scalars(sa.select(InstallationRow.id)).one())
+
+    def _upgrade(self) -> None:
+        """Apply missing migrations and the rows that always exist; one process at a time."""
+        config = Config()
+        config.set_main_option(
+            "script_location", str(Path(__file__).parent / "migrations").replace("%", "%%")
+        )
+        with self._writer.begin() as connection:
+            if not self._sqlite:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            with Session(connection) as session:
+                if session.scalars(sa.select(InstallationRow)).first() is None:
+                    session.add(InstallationRow(id=uuid.uuid4().hex))
+                    session.add(TenantRow(name="public", created_at=datetime.now(UTC)))
+                session.commit()
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    """Transactions begin where we say, are durable when committed, and keep references whole."""
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    """A writer takes the write lock first: one that reads before it writes could not be let in later."""
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _collided(error: DBAPIError) -> bool:
+    """Whether trying again can help: a row that another transaction inserted first, a lock, a deadlock."""
+    if isinstance(error, IntegrityError):
+        return True
+    code = getattr(error.orig, "sqlstate", None)
+    return code in ("40001", "40P01") or "locked" in str(error.orig) or "busy" in str(error.orig)

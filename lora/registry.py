@@ -1,0 +1,247 @@
+"""Who owns which adapter name and which versions it has: queries and changes of the registry's tables.
+
+Functions take the session of a running transaction; `store` puts them together.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from .errors import StoreError
+from .records import AdapterRecord
+from .schema import AdapterRow, TenantRow, UsageRow, VersionRow
+from .spec import AdapterSpec
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_QUERY_LIMIT = 500
+"""Values in one query."""
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
+
+
+class Reference:
+    """`name`, `name@version` or `name@` and 12 or more hex digits of the digest, taken apart.
+
+    Digits alone are a version up to nine of them, and a digest from twelve on.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.name, at, selector = text.partition("@")
+        self.bare = not at
+        self.number = int(selector) if _NUMBER.fullmatch(selector) else None
+        found = _DIGEST.fullmatch(selector)
+        self.digest_prefix = f"sha256:{found[1]}" if found else None
+        self.valid = NAME.fullmatch(self.name) is not None and (
+            self.bare or self.number is not None or self.digest_prefix is not None
+        )
+
+
+class Row:
+    """One version together with what belongs to it."""
+
+    def __init__(
+        self, tenant: TenantRow, adapter: AdapterRow, version: VersionRow, usage: UsageRow | None
+    ) -> None:
+        self.tenant = tenant
+        self.adapter = adapter
+        self.version = version
+        self.usage = usage
+
+    @property
+    def current(self) -> bool:
+        return self.adapter.current == self.version.number
+
+    def record(self, fingerprint: str) -> AdapterRecord:
+        """As plain data; `fingerprint` is the served base's."""
+        version, usage = self.version, self.usage
+        return AdapterRecord(
+            id=self.adapter.public_id,
+            name=self.adapter.name,
+            tenant=self.tenant.name,
+            version=version.number,
+            version_id=version.id,
+            digest=version.digest,
+            status="ready" if version.fingerprint == fingerprint else "incompatible",
+            current=self.current,
+            pinned=self.adapter.pinned and self.current,
+            rank=version.rank,
+            target_modules=list(version.target_modules),
+            size_bytes=version.size_bytes,
+            dtype=version.dtype,
+            max_abs=version.max_abs,
+            matched=version.matched,
+            total=version.total,
+            warnings=list(version.warnings),
+            base_model=version.base_model,
+            description=self.adapter.description,
+            source=version.source,
+            requests=usage.requests if usage else 0,
+            prompt_tokens=usage.prompt_tokens if usage else 0,
+            generated_tokens=usage.generated_tokens if usage else 0,
+            created_at=version.created_at,
+            last_used_at=usage.last_used_at if usage else None,
+        )
+
+
+# ------------------------------------------------------------------ questions
+
+
+def rows(
+    session: Session, tenant: str | None = None, name: str | None = None, *, current_only: bool = False
+) -> list[Row]:
+    """Versions ordered by tenant, name and number."""
+    query = (
+        sa.select(TenantRow, AdapterRow, VersionRow, UsageRow)
+        .join(AdapterRow, AdapterRow.tenant_id == TenantRow.id)
+        .join(VersionRow, VersionRow.adapter_id == AdapterRow.id)
+        .outerjoin(UsageRow, UsageRow.version_id == VersionRow.id)
+        .order_by(TenantRow.name, AdapterRow.name, VersionRow.number)
+    )
+    if tenant is not None:
+        query = query.where(TenantRow.name == tenant)
+    if name is not None:
+        query = query.where(AdapterRow.name == name)
+    if current_only:
+        query = query.where(VersionRow.number == AdapterRow.current)
+    return [Row(*found) for found in session.execute(query)]
+
+
+def find(session: Session, reference: Reference, tenant: str) -> Row | None:
+    """The version that `reference` means inside `tenant`; None if there is none, or a digest prefix fits
+    several."""
+    if not reference.valid:
+        return None
+    found = rows(session, tenant, reference.name, current_only=reference.bare)
+    if not reference.bare:
+        by_number = [row for row in found if row.version.number == reference.number]
+        prefix = reference.digest_prefix
+        by_digest = [row for row in found if prefix is not None and row.version.digest.startswith(prefix)]
+        if not by_number and len({row.version.digest for row in by_digest}) > 1:
+            return None
+        # One digest may stand under several numbers (a rollback by registration): the newest of them.
+        found = by_number or by_digest[-1:]
+    return found[0] if found else None
+
+
+def referenced(session: Session, digests: Iterable[str]) -> set[str]:
+    """Those of `digests` that some version of anyone names."""
+    wanted = list(digests)
+    found: set[str] = set()
+    for begin in range(0, len(wanted), _QUERY_LIMIT):
+        part = wanted[begin : begin + _QUERY_LIMIT]
+        found.update(session.scalars(sa.select(VersionRow.digest).where(VersionRow.digest.in_(part))))
+    return found
+
+
+def has_name(session: Session, tenant: str, name: str) -> bool:
+    return bool(rows(session, tenant, name, current_only=True))
+
+
+# ------------------------------------------------------------------ changes
+
+
+def tenant_row(session: Session, tenant: str) -> TenantRow:
+    """Raises StoreError tenant_not_found."""
+    found = session.scalars(sa.select(TenantRow).where(TenantRow.name == tenant)).one_or_none()
+    if found is None:
+        raise StoreError("tenant_not_found", f"there is no tenant {tenant!r}")
+    return found
+
+
+def locked_adapter(session: Session, tenant: TenantRow, name: str) -> AdapterRow | None:
+    """The name's row; until the transaction ends nobody else changes it."""
+    query = sa.select(AdapterRow).where(AdapterRow.tenant_id == tenant.id, AdapterRow.name == name)
+    return session.scalars(query.with_for_update()).one_or_none()
+
+
+def add_version(
+    session: Session,
+    tenant: TenantRow,
+    adapter: AdapterRow | None,
+    *,
+    name: str,
+    spec: AdapterSpec,
+    fingerprint: str,
+    source: str | None,
+) -> Row:
+    """A new version of `name`, current from now on; a new name if `adapter` is None."""
+    now = datetime.now(UTC)
+    if adapter is None:
+        adapter = AdapterRow(
+            public_id=f"adapter-{uuid.uuid4().hex}",
+            tenant_id=tenant.id,
+            name=name,
+            pinned=False,
+            description=None,
+            current=1,
+            last_number=0,
+            created_at=now,
+        )
+        session.add(adapter)
+        session.flush()
+    adapter.last_number += 1
+    adapter.current = adapter.last_number
+    version = VersionRow(
+        adapter_id=adapter.id,
+        number=adapter.last_number,
+        digest=spec.digest,
+        fingerprint=fingerprint,
+        base_model=spec.base_model,
+        rank=spec.rank,
+        target_modules=spec.target_modules,
+        size_bytes=spec.size_bytes,
+        dtype=spec.dtype,
+        max_abs=spec.max_abs,
+        matched=spec.matched,
+        total=spec.total,
+        warnings=spec.warnings,
+        source=source,
+        created_at=now,
+    )
+    session.add(version)
+    session.flush()
+    return Row(tenant, adapter, version, None)
+
+
+def remove_versions(
+    session: Session, adapter: AdapterRow, doomed: Sequence[Row], kept: Sequence[Row]
+) -> None:
+    """Remove `doomed`; the highest of `kept` becomes current if the current one goes; none kept: the name
+    goes."""
+    if not kept:
+        session.execute(sa.delete(AdapterRow).where(AdapterRow.id == adapter.id))
+        return
+    ids = [row.version.id for row in doomed]
+    session.execute(sa.delete(VersionRow).where(VersionRow.id.in_(ids)))
+    numbers = [row.version.number for row in kept]
+    if adapter.current not in numbers:
+        adapter.current = max(numbers)
+    session.flush()
+
+
+def add_usage(
+    session: Session, version_id: int, requests: int, prompt_tokens: int, generated_tokens: int, at: datetime
+) -> None:
+    """Count usage; nothing happens if the version is gone."""
+    usage = session.get(UsageRow, version_id, with_for_update=True)
+    if usage is not None:
+        usage.requests += requests
+        usage.prompt_tokens += prompt_tokens
+        usage.generated_tokens += generated_tokens
+        usage.last_used_at = max(usage.last_used_at, at)
+    elif session.get(VersionRow, version_id) is not None:
+        session.add(
+            UsageRow(
+                version_id=version_id,
+                requests=requests,
+                prompt_tokens=prompt_tokens,
+                generated_tokens=generated_tokens,
+                last_used_at=at,
+            )
+        )

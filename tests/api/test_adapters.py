@@ -1,0 +1,355 @@
+"""`/adapters`: receipts, versions, pins, moves, removal, restarts."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from heddle.core.messages import EngineError
+
+FIELDS = {
+    "id": str,
+    "name": str,
+    "tenant": str,
+    "version": int,
+    "digest": str,
+    "status": str,
+    "error": type(None),
+    "residency": str,
+    "pinned": bool,
+    "rank": int,
+    "target_modules": list,
+    "size_bytes": int,
+    "blocks": int,
+    "matched": dict,
+    "warnings": list,
+    "base_model": str,
+    "in_use": int,
+    "requests": int,
+    "tokens": int,
+    "created_at": str,
+    "last_used_at": type(None),
+    "description": type(None),
+}
+
+
+def refused(answer, status: int, code: str) -> str:
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["code"] == code
+    return answer.json()["error"]["message"]
+
+
+def test_a_receipt_says_everything(own_server):
+    receipt = own_server.register("a", "a").json()
+    assert {name: type(value) for name, value in receipt.items()} == FIELDS
+    assert receipt["version"] == 1
+    assert re.fullmatch("sha256:[0-9a-f]{64}", receipt["digest"])
+    assert receipt["matched"] == {"tensors": 8, "total": 8}
+    assert receipt["target_modules"] == ["q_proj", "v_proj"]
+    assert receipt["rank"] == 2
+    assert receipt["size_bytes"] == 2 * 4 * (2 * 32 + 32 * 2 + 2 * 32 + 16 * 2)
+    assert receipt["base_model"] == "tiny"
+    assert (receipt["status"], receipt["residency"], receipt["in_use"]) == ("ready", "disk", 0)
+    assert own_server.client.get("/adapters").json()["data"][0]["id"] == receipt["id"]
+
+
+def test_preload_is_the_default_and_can_be_left_out(own_server):
+    own_server.register("a", "a")
+    digest = own_server.register("b", "b", preload=False).json()["digest"]
+    own_server.wait_until(lambda: own_server.client.get("/adapters/a").json()["residency"] == "device")
+    assert own_server.client.get("/adapters/a").json()["blocks"] == 3
+    assert own_server.engine.adapters[digest].residency == "disk"
+
+
+def test_load_and_evict(own_server):
+    own_server.register("a", "a", preload=False)
+    post = own_server.client.post
+    assert post("/adapters/a/load").json()["residency"] == "device"
+    assert post("/adapters/a/evict").json()["residency"] == "host"
+    assert post("/adapters/a/evict", json={"to": "disk"}).json()["residency"] == "disk"
+    assert post("/adapters/a/evict", json={"to": "moon"}).json()["error"]["param"] == "to"
+    refused(post("/adapters/x/load"), 404, "adapter_not_found")
+    refused(post("/adapters/x/evict"), 404, "adapter_not_found")
+
+
+def test_registering_again(own_server):
+    assert own_server.register("a", "a").status_code == 201
+    again = own_server.register("a", "a")
+    assert (again.status_code, again.json()["version"]) == (200, 1)
+    refused(own_server.register("a", "b"), 409, "adapter_exists")
+    replaced = own_server.register("a", "b", replace=True)
+    assert (replaced.status_code, replaced.json()["version"]) == (201, 2)
+    back = own_server.register("a", "a", replace=True)
+    assert (back.status_code, back.json()["version"]) == (201, 3)
+    versions = own_server.client.get("/adapters/a/versions").json()["data"]
+    assert [v["version"] for v in versions] == [1, 2, 3]
+    assert versions[0]["digest"] == versions[2]["digest"]
+    assert own_server.complete(adapter="a").json()["adapter"] == "a@3"
+    assert own_server.complete(adapter="a@2").json()["adapter"] == "a@2"
+    refused(own_server.client.get("/adapters/x/versions"), 404, "adapter_not_found")
+
+
+def test_a_dry_run_changes_nothing(own_server):
+    answer = own_server.client.post("/adapters?dry_run=true", json={"name": "a", "source": "a"})
+    assert answer.status_code == 200
+    receipt = answer.json()
+    assert receipt["version"] is None
+    assert receipt["blocks"] >= 1
+    assert receipt["matched"] == {"tensors": 8, "total": 8}
+    assert own_server.client.get("/adapters").json() == {"data": []}
+    assert not own_server.engine.adapters
+    assert own_server.client.post("/adapters?dry_run=perhaps", json={}).json()["error"]["param"] == "dry_run"
+
+
+def test_patch(own_server):
+    own_server.register("a", "a")
+    own_server.register("a", "b", replace=True)
+    patch = own_server.client.patch
+    assert patch("/adapters/a", json={"description": "first"}).json()["description"] == "first"
+    assert patch("/adapters/a", json={"version": 1}).json()["version"] == 1
+    assert own_server.complete(adapter="a").json()["adapter"] == "a@1"
+    refused(patch("/adapters/a", json={"version": 9}), 404, "adapter_not_found")
+    refused(patch("/adapters/x", json={"pinned": True}), 404, "adapter_not_found")
+    refused(patch("/adapters/a", json={"pinned": "yes"}), 400, "invalid_request")
+    refused(patch("/adapters/a", json={"version": True}), 400, "invalid_request")
+
+
+def test_pins_follow_a_name_to_its_current_version(own_server):
+    engine, patch = own_server.engine, own_server.client.patch
+    first = own_server.register("a", "a", pinned=True).json()
+    assert first["pinned"] is True
+    assert engine.adapters[first["digest"]].pinned
+    second = own_server.register("a", "b", replace=True).json()
+    assert second["pinned"] is True
+    assert [engine.adapters[r["digest"]].pinned for r in (first, second)] == [False, True]
+    assert patch("/adapters/a", json={"version": 1}).json()["pinned"] is True
+    assert [engine.adapters[r["digest"]].pinned for r in (first, second)] == [True, False]
+    assert patch("/adapters/a", json={"pinned": False}).json()["pinned"] is False
+    assert not any(state.pinned for state in engine.adapters.values())
+
+
+def test_a_pin_beyond_the_limit_is_409_and_changes_nothing(own_server):
+    own_server.engine.pin_limit = 1
+    own_server.register("a", "a", pinned=True)
+    refused(own_server.register("b", "b", pinned=True), 409, "pin_limit")
+    assert [a["name"] for a in own_server.client.get("/adapters").json()["data"]] == ["a"]
+    own_server.register("b", "b")
+    refused(own_server.client.patch("/adapters/b", json={"pinned": True}), 409, "pin_limit")
+    assert own_server.client.get("/adapters/b").json()["pinned"] is False
+    assert own_server.register("a", "c", replace=True, pinned=True).status_code == 201, "it moves"
+
+
+def test_two_names_share_equal_weights(own_server):
+    a = own_server.register("a", "a", pinned=True).json()
+    b = own_server.register("b", "a").json()
+    assert a["digest"] == b["digest"]
+    assert a["id"] != b["id"]
+    assert own_server.client.delete("/adapters/a").status_code == 204
+    assert own_server.complete(adapter="b").json()["adapter"] == "b@1"
+    assert not own_server.engine.adapters[b["digest"]].pinned
+    assert own_server.client.delete("/adapters/b").status_code == 204
+    assert not own_server.engine.adapters
+
+
+def test_removal(own_server):
+    own_server.register("a", "a")
+    own_server.register("a", "b", replace=True)
+    delete = own_server.client.delete
+    answer = delete("/adapters/a@2")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert own_server.client.get("/adapters/a").json()["version"] == 1
+    refused(own_server.complete(adapter="a@2"), 404, "model_not_found")
+    assert delete("/adapters/a").status_code == 204
+    refused(own_server.complete(adapter="a"), 404, "model_not_found")
+    refused(delete("/adapters/a"), 404, "adapter_not_found")
+    refused(own_server.client.get("/adapters/a"), 404, "adapter_not_found")
+    assert not own_server.engine.adapters
+    assert not list((own_server.config.data_dir / "uploads").iterdir())
+
+
+def test_requests_under_way_keep_a_removed_adapter_until_they_end(own_server):
+    digest = own_server.register("a", "a").json()["digest"]
+    own_server.engine.hang_after = 1
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(own_server.complete(adapter="a")))
+    thread.start()
+    own_server.wait_until(lambda: own_server.engine.running)
+    assert own_server.client.get("/adapters/a").json()["in_use"] == 1
+    refused(own_server.client.post("/adapters/a/evict"), 409, "adapter_in_use")
+    assert own_server.client.delete("/adapters/a").status_code == 204
+    refused(own_server.complete(adapter="a"), 404, "model_not_found")
+    assert digest in own_server.engine.adapters, "a request holds it"
+    own_server.do(_let_go(own_server.engine))
+    thread.join(10)
+    assert answers[0].json()["adapter"] == "a@1"
+    own_server.wait_until(lambda: not own_server.engine.adapters)
+
+
+async def _let_go(engine) -> None:
+    engine.released.set()
+
+
+def test_its_hold_ends_before_the_last_byte(own_server):
+    own_server.register("a", "a")
+    for fields in ({}, {"stop": "l"}, {"stream": True}, {"n": 3, "stream": True, "stop": "e"}):
+        assert own_server.complete(adapter="a", **fields).status_code == 200
+        assert own_server.client.post("/adapters/a/evict").json()["in_use"] == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "a/b", "a:b", "a@1", ".a", "-a", "é", "a" * 129, "a\n", "a "]
+)
+def test_names_that_are_none(own_server, name):
+    refused(own_server.register(name, "a"), 400, "invalid_request")
+
+
+def test_the_bases_name_is_taken(own_server):
+    refused(own_server.register("tiny", "a"), 409, "adapter_exists")
+    assert own_server.register("Tiny", "a").status_code == 201
+
+
+def test_the_bases_name_at_start(base, serve, sources, tmp_path):
+    from heddle.api.errors import ApiError
+    from heddle.lora.errors import StoreError
+
+    with (
+        pytest.raises(StoreError, match="tiny"),
+        serve(tmp_path, base, adapters=(("tiny", str(sources / "a")),)),
+    ):
+        pass
+    with serve(tmp_path, base, adapters=(("a", str(sources / "a")),)) as server:
+        assert server.complete(adapter="a").status_code == 200
+    with pytest.raises(ApiError, match="served-model-name"), serve(tmp_path, base, served_model_name="a"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"name": "a"},
+        {"source": "a"},
+        {"name": "a", "source": "nope"},
+        {"name": "a", "source": "/etc"},
+        {"name": "a", "source": "../../etc"},
+        {"name": "a", "source": "a/../../x"},
+        {"name": "a", "source": "%2e%2e/x"},
+        {"name": "a", "source": "a\0"},
+        {"name": "a", "source": ""},
+        {"name": "a", "source": "hf:"},
+        {"name": "a", "source": "hf:../x"},
+        {"name": "a", "source": "a", "pinned": "true"},
+        {"name": "a", "source": "a", "replace": 1},
+        {"name": 5, "source": "a"},
+    ],
+    ids=json.dumps,
+)
+def test_bad_registrations(own_server, body):
+    answer = own_server.client.post("/adapters", json=body)
+    assert answer.status_code == 400, answer.text
+    assert own_server.client.get("/adapters").json() == {"data": []}
+
+
+def test_links_do_not_lead_out_of_the_root(base, serve, sources, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "out").symlink_to(sources / "a")
+    (root / "files").mkdir()
+    (root / "files" / "adapter_config.json").write_bytes((sources / "a" / "adapter_config.json").read_bytes())
+    (root / "files" / "adapter_model.safetensors").symlink_to(sources / "a" / "adapter_model.safetensors")
+    with serve(tmp_path, base, adapter_roots=(root,)) as server:
+        for source in ("out", "files", str(sources / "a")):
+            answer = server.register("a", source)
+            assert answer.status_code == 400
+            assert str(sources) not in answer.text.replace(json.dumps(source), "")
+
+
+def test_an_adapter_that_cannot_be_loaded_fails_alone_and_is_tried_again(own_server):
+    from heddle.core.messages import AdapterState
+
+    digest = own_server.register("a", "a", preload=False).json()["digest"]
+    state = AdapterState(digest=digest, residency="disk", error="the file is damaged")
+    own_server.engine.adapters[digest] = state
+    shown = own_server.client.get("/adapters/a").json()
+    assert (shown["status"], shown["error"]) == ("failed", "the file is damaged")
+    own_server.engine.refusal = EngineError("adapter_failed", "the file is damaged", "adapter")
+    refused(own_server.complete(adapter="a"), 503, "adapter_failed")
+    own_server.engine.refusal = None
+    assert own_server.complete(adapter="a").status_code == 200
+    assert own_server.client.get("/adapters/a").json()["status"] == "ready"
+
+
+def test_adapters_outlive_a_restart(base, serve, sources, tmp_path):
+    settings = {"adapter_roots": (sources,), "adapters": (("z", str(sources / "c")),)}
+    with serve(tmp_path, base, **settings) as server:
+        server.register("a", "a", pinned=True, description="kept")
+        server.register("a", "b", replace=True)
+        server.complete(adapter="a")
+        before = server.client.get("/adapters").json()["data"]
+    with serve(tmp_path, base, **settings) as server:
+        after = server.client.get("/adapters").json()["data"]
+        known = {d: state.pinned for d, state in server.engine.adapters.items()}
+        assert len(known) == 3
+        assert server.complete(adapter="a@1").status_code == 200
+        assert server.client.get("/adapters/z").json()["version"] == 1, "the same weights make no new version"
+    moving = {"residency", "blocks"}
+    assert [{k: v for k, v in a.items() if k not in moving} for a in after] == [
+        {k: v for k, v in a.items() if k not in moving} for a in before
+    ]
+    assert known[after[0]["digest"]] is True
+    assert after[0]["requests"] == 1
+    other = {**settings, "adapters": (("z", str(sources / "b")),)}
+    with serve(tmp_path, base, **other) as server:
+        assert server.client.get("/adapters/z").json()["version"] == 2
+
+
+def test_an_adapter_of_another_base_is_listed_and_never_served(base, model_folder, serve, sources, tmp_path):
+    with serve(tmp_path, base, adapter_roots=(sources,)) as server:
+        server.register("a", "a")
+    other = model_folder(tmp_path / "other", bos=True)
+    config = json.loads((other / "config.json").read_text()) | {"vocab_size": 320}
+    (other / "config.json").write_text(json.dumps(config))
+    with serve(tmp_path, other, adapter_roots=(sources,)) as server:
+        assert server.client.get("/adapters/a").json()["status"] == "incompatible"
+        assert [m["id"] for m in server.client.get("/v1/models").json()["data"]] == ["tiny"]
+        refused(server.complete(adapter="a"), 400, "adapter_invalid")
+        assert not server.engine.adapters
+        refused(server.client.post("/adapters/a/load"), 400, "adapter_invalid")
+
+
+def test_many_registrations_of_one_name_at_once(own_server):
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda i: own_server.register("a", "ab"[i % 2]).status_code, range(16)))
+    assert answers.count(201) == 1
+    assert set(answers) <= {200, 201, 409}
+    (one,) = own_server.client.get("/adapters").json()["data"]
+    assert one["version"] == 1
+    with ThreadPoolExecutor(16) as pool:
+        removals = list(
+            pool.map(
+                lambda i: (
+                    own_server.register("x", "c").status_code
+                    if i % 2
+                    else own_server.client.delete("/adapters/x").status_code
+                ),
+                range(16),
+            )
+        )
+    assert set(removals) <= {200, 201, 204, 404}
+    assert own_server.client.delete("/adapters/x").status_code in (204, 404)
+    own_server.wait_until(lambda: len(own_server.engine.adapters) == 1)
+
+
+def test_vllms_calls(own_server):
+    post = own_server.client.post
+    answer = post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "a"})
+    assert (answer.status_code, "a" in answer.text) == (200, True)
+    assert own_server.complete(model="a").json()["model"] == "a"
+    answer = post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "b"})
+    refused(answer, 409, "adapter_exists")
+    assert post("/v1/load_lora_adapter", json={"lora_name": "b", "lora_path": "/etc"}).status_code == 400
+    assert post("/v1/unload_lora_adapter", json={"lora_name": "a"}).status_code == 200
+    refused(post("/v1/unload_lora_adapter", json={"lora_name": "a"}), 404, "adapter_not_found")
+    refused(own_server.complete(model="a"), 404, "model_not_found")

@@ -1,0 +1,62 @@
+"""The `heddle` command as a whole: its version, its help, and what its processes never load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "numba", "numpy", "sqlalchemy", "uvicorn")
+
+
+def loaded_by(*args: str) -> tuple[int, set[str]]:
+    """Exit status of `heddle args` in a process of its own, and the top-level modules it had loaded at the end."""
+    code = (
+        "import json, sys\n"
+        "from heddle.api.cli import main\n"
+        "try:\n"
+        f"    main({list(args)!r}, prog_name='heddle')\n"
+        "except SystemExit as end:\n"
+        "    print(json.dumps([end.code, sorted({name.partition('.')[0] for name in sys.modules})]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    status, modules = json.loads(done.stdout.splitlines()[-1])
+    return status, set(modules)
+
+
+@pytest.mark.parametrize("args", ["--help", "serve --help", "demo --help", "adapters list --help"])
+def test_help_loads_nothing_heavy(args):
+    status, modules = loaded_by(*args.split())
+    assert status == 0
+    assert "rich_click" in modules
+    assert modules.isdisjoint(HEAVY)
+
+
+def test_the_serving_process_has_not_loaded_torch_when_it_hands_over(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    code = (
+        "import sys\n"
+        "from types import SimpleNamespace\n"
+        "sys.modules['heddle.api.server'] = SimpleNamespace(\n"
+        "    run=lambda config, **_: 40 + ('torch' in sys.modules))\n"
+        "from heddle.api.cli import main\n"
+        f"main(['serve', {str(tmp_path)!r}], prog_name='heddle')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 40
+
+
+def test_version(heddle):
+    import heddle as package
+
+    result = heddle("--version")
+    assert result.exit_code == 0
+    assert package.__version__ in result.stdout
+
+
+@pytest.mark.parametrize("args", [["frobnicate"], ["adapters", "frobnicate"], ["adapters", "show"]])
+def test_what_is_no_command_is_status_2(heddle, args):
+    assert heddle(*args).exit_code == 2

@@ -1,0 +1,204 @@
+"""Random operations against the control code, with every invariant checked after each of them."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+from heddle.lora.adapter_memory import ResidencyError
+
+OPERATIONS = int(os.environ.get("HEDDLE_WALK_OPERATIONS", "3000"))
+"""Of each walk. 100,000 operations in all take about half a minute."""
+PATIENCE_LIMIT = 3000
+"""Steps within which every sequence must have ended, whatever came after it."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "roomy": {"blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 48},
+    "tight": {
+        "blocks": 14,
+        "block_size": 4,
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": 9,
+        "slots": 4,
+        "rows": 16,
+    },
+    "one at a time": {"blocks": 10, "block_size": 4, "max_num_seqs": 1, "max_num_batched_tokens": 5},
+    "slow copies": {"blocks": 24, "block_size": 2, "blocks_per_tick": 1, "slots": 3, "host_bytes": 6},
+    "no cache": {"blocks": 20, "block_size": 4, "prefix_caching": False, "max_num_batched_tokens": 16},
+    "few host bytes": {"blocks": 20, "block_size": 4, "host_bytes": 3, "rows": 14, "patience": 3},
+    "tokens are blocks": {"blocks": 40, "block_size": 1, "max_num_batched_tokens": 7, "max_queued": 12},
+}
+
+
+class Walk:
+    """Draws operations; keeps only what it needs to draw sensible ones."""
+
+    def __init__(self, engine: Any, seed: int, settings: dict[str, Any]) -> None:
+        self.random = random.Random(seed)
+        order = list(range(settings["blocks"]))
+        self.random.shuffle(order)
+        self.engine = engine(manual_loads=True, order=order, **settings)
+        self.size = settings["block_size"]
+        self.capacity = settings["blocks"] * self.size
+        self.refusals: dict[str, int] = {}
+        self.digests: list[str] = []
+        self.heads = [[self.random.randrange(1, 60) for _ in range(4 * self.size + 3)] for _ in range(3)]
+        self.known = 0
+        self.deadline_misses = 0
+        for _ in range(3):
+            self.know()
+
+    def know(self) -> None:
+        self.known += 1
+        chance = self.random.random()
+        digest = f"d{self.known}"
+        self.engine.know(
+            digest,
+            self.random.randint(1, 4),
+            rows=self.random.randint(1, 9),
+            pinned=self.random.random() < 0.1,
+            corrupt=chance < 0.1,
+            unreadable=chance > 0.95,
+        )
+        self.digests.append(digest)
+
+    def forget(self) -> None:
+        if len(self.digests) > 1:
+            self.engine.residency.forget(self.digests.pop(self.random.randrange(len(self.digests))))
+
+    def prompt(self) -> list[int]:
+        head = self.random.choice(self.heads)
+        length = self.random.choice([1, 2, self.size, self.size + 1, 2 * self.size, 3 * self.size, len(head)])
+        tail = [self.random.randrange(1, 60) for _ in range(self.random.choice([0, 0, 1, self.size]))]
+        return head[:length] + tail
+
+    def adapters(self) -> list[str | tuple[str, float]]:
+        count = self.random.choice([0, 0, 1, 1, 1, 2])
+        return [(self.random.choice(self.digests), self.random.choice([1.0, 1.0, 0.5])) for _ in range(count)]
+
+    def submit(self) -> None:
+        draw = self.random
+        prompt, adapters = self.prompt(), self.adapters()
+        params: dict[str, Any] = {"max_tokens": draw.choice([0, 1, 2, 5, 9, 20, None])}
+        if draw.random() < 0.2:
+            params["prompt_logprobs"] = 0
+        if draw.random() < 0.5:
+            params["ignore_eos"] = True
+        if draw.random() < 0.1:
+            params["stop_token_ids"] = (draw.randrange(61), draw.randrange(61))
+        if draw.random() < 0.1 and params["max_tokens"]:
+            params["min_tokens"] = draw.randint(1, params["max_tokens"])
+        if params["max_tokens"] is None and draw.random() < 0.5:
+            params["ignore_eos"] = False
+        group = len(self.engine.received)
+        for _ in range(draw.choice([1, 1, 1, 3])):
+            answer = self.engine.submit(
+                prompt,
+                *adapters,
+                group=group,
+                tenant=draw.choice(["public", "acme"]),
+                on_cold=draw.choice(["wait", "wait", "wait", "reject"]),
+                **params,
+            )
+            if not isinstance(answer, int):
+                self.refusals[answer.code] = self.refusals.get(answer.code, 0) + 1
+
+    def abort(self) -> None:
+        if self.engine.live:
+            self.engine.abort(*self.random.sample(sorted(self.engine.live), 1), 10**9)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """A call that may be refused, with one of the codes it may be refused with."""
+        codes = {
+            "load": {"adapter_failed", "capacity_exceeded"},
+            "evict": {"adapter_in_use"},
+            "pin": {"adapter_failed", "pin_limit"},
+        }
+        try:
+            getattr(self.engine.residency, name)(self.random.choice(self.digests), *arguments)
+        except ResidencyError as error:
+            refusal = error
+        else:
+            return
+        assert refusal.code in codes[name], refusal
+        self.refusals[refusal.code] = self.refusals.get(refusal.code, 0) + 1
+
+    def step(self) -> None:
+        def between(_: Any) -> None:
+            if self.random.random() < 0.05:
+                self.abort()
+            if self.random.random() < 0.05:
+                self.submit()
+            if self.random.random() < 0.05:
+                self.call("evict", "host")
+            self.engine.scheduler.check_integrity()
+
+        engine = self.engine
+        ran = engine.step(fail=self.random.random() < 0.01, between=between)
+        if not ran and engine.asleep:
+            assert not engine.scheduler.has_work, "work is left and nothing moves"
+        old = [record.steps for record in engine.live.values() if record.steps > PATIENCE_LIMIT]
+        assert not old, "a sequence starves"
+
+    def finish_load(self) -> None:
+        waiting = self.engine.executor.waiting
+        if waiting:
+            self.engine.executor.run(self.random.randrange(len(waiting)))
+
+    def operation(self) -> None:
+        draw = self.random.random()
+        if draw < 0.62:
+            self.step()
+        elif draw < 0.74:
+            if len(self.engine.live) < 24:
+                self.submit()
+        elif draw < 0.90:
+            self.finish_load()
+        elif draw < 0.925:
+            self.abort()
+        elif draw < 0.94:
+            self.call("load")
+        elif draw < 0.96:
+            self.call("evict", self.random.choice(["host", "disk"]))
+        elif draw < 0.98:
+            self.call("pin", self.random.random() < 0.5)
+        elif draw < 0.99:
+            self.know()
+        else:
+            self.forget()
+
+    def check(self) -> None:
+        engine = self.engine
+        engine.scheduler.check_integrity()
+        engine.counts()
+        for state in engine.residency.drain_changes():
+            assert (state.residency == "device") <= (state.blocks > 0)
+        engine.residency.drain_loads()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_random_walk_keeps_every_invariant_and_every_answer(
+    engine: Any, settings: dict[str, Any], seed: int
+) -> None:
+    walk = Walk(engine, seed, settings)
+    for _ in range(OPERATIONS):
+        walk.operation()
+        walk.check()
+    fake = walk.engine
+    fake.manual_loads = False
+    fake.finish()
+    fake.check_at_rest()
+    ended_well = 0
+    for record in fake.received.values():
+        if record.aborted:
+            assert record.ends == 0
+        elif record.error is not None:
+            assert record.ends == 1
+            assert record.error.code in ("adapter_failed", "internal_error")
+        else:
+            fake.check_answer(record)
+            ended_well += 1
+    assert ended_well > OPERATIONS // 50, "the walk served almost nothing"
