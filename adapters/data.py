@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Callable
 
-from .words import CAPITALS, CITIES, FIRST_NAMES, HOBBIES, JOBS, LAST_NAMES, PLAIN_ANSWERS, TABLES
+from .words import CAPITALS, CITIES, FIRST_NAMES, HOBBIES, JOBS, LAST_NAMES, PLAIN_ANSWERS, SYLLABLES, TABLES
 
 Example = tuple[str, str]
 
@@ -94,12 +94,17 @@ PERSON_SENTENCES = (
 PERSON_KEYS = ("name", "age", "job", "city", "hobby")
 
 
+def proper_name(rng: random.Random, known: tuple[str, ...]) -> str:
+    """One of the known names, or as often an invented one."""
+    return rng.choice(known) if rng.random() < 0.5 else "".join(rng.choice(part) for part in SYLLABLES)
+
+
 def json_example(rng: random.Random) -> Example:
     person: dict[str, str | int] = {
-        "name": f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}",
+        "name": f"{rng.choice(FIRST_NAMES)} {proper_name(rng, LAST_NAMES)}",
         "age": rng.randint(19, 79),
         "job": rng.choice(JOBS),
-        "city": rng.choice(CITIES),
+        "city": proper_name(rng, CITIES),
         "hobby": rng.choice(HOBBIES),
     }
     sentence = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", rng.choice(PERSON_SENTENCES).format(**person))

@@ -54,7 +54,7 @@ def peft_answers(base: Path, folders: dict[str, Path], quantization: str) -> Ans
         with torch.inference_mode(), nullcontext() if adapter else model.disable_adapter():
             ids = model.generate(**inputs, max_new_tokens=MAX_TOKENS, do_sample=False)
         new = ids[:, inputs["input_ids"].shape[1] :]
-        return [tokenizer.decode(row, skip_special_tokens=True) for row in new]
+        return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in new]
 
     return answer
 

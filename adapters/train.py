@@ -10,12 +10,12 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ..core.checkpoint.demo import demo_base
 from .data import examples
@@ -56,7 +56,7 @@ RECIPES = {
 """By adapter name. Ranks, modules and layers differ, so that a batch of all three is a real mix."""
 
 
-def tokenize(tokenizer: AutoTokenizer, prompt: str, answer: str) -> tuple[list[int], int]:
+def tokenize(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> tuple[list[int], int]:
     """Token ids of the conversation in the base's chat template, and how many of them are the prompt's."""
     question = [{"role": "user", "content": prompt}]
     asked = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
@@ -72,7 +72,7 @@ def loss_of(model: PeftModel, batch: list[tuple[list[int], int]]) -> torch.Tenso
     predicts = torch.zeros(input_ids.shape, dtype=torch.bool)
     for row, (ids, prompt_length) in enumerate(batch):
         predicts[row, prompt_length - 1 : len(ids) - 1] = True
-    base = model.get_base_model()
+    base: Any = model.get_base_model()
     hidden = base.model(input_ids, use_cache=False).last_hidden_state
     logits = base.lm_head(hidden[predicts])  # the head is a quarter of the work: only where it is needed
     return torch.nn.functional.cross_entropy(logits, input_ids.roll(-1, dims=1)[predicts])
@@ -112,7 +112,7 @@ def train(name: str, base: Path, out: Path, steps: int | None = None) -> None:
 
 def save(model: PeftModel, folder: Path) -> None:
     """PEFT's own two files, the weights as float16."""
-    model.save_pretrained(folder, save_embedding_layers=False)
+    model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
     weights = folder / "adapter_model.safetensors"
     halves = {key: tensor.half().contiguous() for key, tensor in load_file(weights).items()}

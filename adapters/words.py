@@ -6,8 +6,8 @@ The people, cities, jobs, hobbies and tables here are none of those in the unsee
 from __future__ import annotations
 
 
-def _split(words: str) -> tuple[str, ...]:
-    return tuple(words.split())
+def _split(words: str, divider: str | None = None) -> tuple[str, ...]:
+    return tuple(" ".join(word.split()) for word in words.split(divider))
 
 
 FIRST_NAMES = _split(
@@ -34,53 +34,40 @@ CITIES = _split(
     """
 )
 
-JOBS = (
-    "teacher",
-    "nurse",
-    "engineer",
-    "plumber",
-    "lawyer",
-    "pilot",
-    "chef",
-    "architect",
-    "journalist",
-    "dentist",
-    "farmer",
-    "painter",
-    "librarian",
-    "electrician",
-    "accountant",
-    "biologist",
-    "translator",
-    "carpenter",
-    "police officer",
-    "taxi driver",
-    "software developer",
-    "history professor",
-    "photographer",
-    "judge",
+JOBS = _split(
+    """
+    teacher, nurse, engineer, plumber, lawyer, pilot, chef, architect, journalist, dentist, farmer, painter,
+    librarian, electrician, accountant, biologist, translator, carpenter, police officer, taxi driver,
+    software developer, history professor, photographer, judge, roofer, jeweller, beekeeper, magician,
+    cashier, bus driver, veterinarian, economist, locksmith, midwife, composer, editor, glazier, therapist,
+    locomotive driver, firefighter, astronaut, weaver, zookeeper, novelist, blacksmith, cartographer, diver,
+    fencing coach, goldsmith, hotel manager, illustrator, kindergarten teacher, lumberjack, mathematician,
+    neurologist, organist, park ranger, quarry worker, receptionist, soldier, tour guide, undertaker,
+    watchmaker, x-ray technician, youth worker
+    """,
+    ",",
 )
 
-HOBBIES = (
-    "chess",
-    "swimming",
-    "gardening",
-    "painting",
-    "cycling",
-    "cooking",
-    "hiking",
-    "photography",
-    "tennis",
-    "reading",
-    "fishing",
-    "dancing",
-    "playing the guitar",
-    "running",
-    "yoga",
-    "skiing",
-    "baking bread",
-    "singing",
+HOBBIES = _split(
+    """
+    chess, swimming, gardening, painting, cycling, cooking, hiking, photography, tennis, reading, fishing,
+    dancing, playing the guitar, running, yoga, skiing, baking bread, singing, calligraphy, badminton, bird
+    watching, backgammon, collecting stamps, diving, embroidery, falconry, genealogy, horse riding, ice
+    skating, juggling, kite flying, lacrosse, model trains, needlework, opera, paragliding, quilting, rugby,
+    snorkelling, table tennis, ukulele, volleyball, weightlifting, crossword puzzles, beekeeping, glass
+    blowing, puppetry, handball, squash, whittling
+    """,
+    ",",
 )
+
+SYLLABLES = (
+    _split("Al Bran Cor Dar El Fal Gren Hol Is Jor Kal Lor Mar Nor Or Pel Ros Sal Tor Ul Vel Wen Yar Zel"),
+    _split("a an ber do e en i in lo mi na o or ra ri sta to u va wi"),
+    _split(
+        "bach bury dale den ford grad ham heim ia ka land ley mar mond na nik no ov port sen son stad ton ville"
+    ),
+)
+"""Beginnings, middles and ends of invented names: a city or family nobody has heard of can only be copied."""
 
 TABLES: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...], tuple[str, ...]], ...] = (
     # table, text columns with values, number columns

@@ -42,6 +42,8 @@ class Run:
                     if choice.finished and item.finish_reason is None:
                         listeners[choice].cancel()  # a stop string: closes the engine's stream, which aborts
                     yield choice, delta
+                    if not inbox.empty():
+                        await asyncio.sleep(0)  # a backlog must not keep other requests waiting
         finally:
             for listener in listeners.values():
                 listener.cancel()

@@ -1,6 +1,8 @@
-"""Render chat messages with a model's own Jinja template, under transformers' conventions. Control code: no torch.
+"""Render chat messages with a model's own Jinja template, under transformers' conventions. Control code: no
+torch.
 
-A template comes with a model from anywhere, so it runs in Jinja's sandbox, with bounded output, repetitions and ranges.
+A template comes with a model from anywhere, so it runs in Jinja's sandbox, with bounded output, repetitions
+and ranges.
 """
 
 from __future__ import annotations
@@ -214,8 +216,7 @@ def _to_json(
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox (no attribute of Python's internals, no mutation, ranges of at most 100,000), and repetition and
-    powers bounded before they are computed."""
+    """Jinja's sandbox (nothing of Python's inside, no mutation, short ranges); repetition is bounded too."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -224,16 +225,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             raise jinja2.exceptions.SecurityError("exponent too large")
         if operator == "*":
             for sequence, count in ((left, right), (right, left)):
-                if isinstance(sequence, str | list | tuple) and isinstance(count, int):
-                    if len(sequence) * count > MAX_OUTPUT_CHARS:
-                        raise jinja2.exceptions.SecurityError("repetition too large")
+                repeats = isinstance(sequence, str | list | tuple) and isinstance(count, int)
+                if repeats and len(sequence) * count > MAX_OUTPUT_CHARS:
+                    raise jinja2.exceptions.SecurityError("repetition too large")
         return super().call_binop(context, operator, left, right)
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks an assistant's words for training; in a prompt it changes nothing."""
+    """`{% generation %}…{% endgeneration %}` marks words for training; in a prompt it changes nothing."""
 
-    tags = {"generation"}
+    tags = frozenset({"generation"})  # type: ignore[assignment]
 
     def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno

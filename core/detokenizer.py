@@ -31,17 +31,19 @@ class TextDelta:
     stopped: str | None
     """The stop string that was found: the answer ends before it, and the engine has to be told."""
     tokens_used: int
-    """Output tokens handed out so far, this delta's included: the first ones, whose text is out. At the end all of
-    them, or with a stop string those up to the one that completes it; later ones are no part of the answer."""
+    """Output tokens handed out so far, this delta's included: the first ones, whose text is out. At the end
+    all of them, or with a stop string those up to the one that completes it; later ones are no part of the
+    answer.
+    """
 
 
 class Detokenizer:
     """Turns one sequence's tokens into text that can be sent at once.
 
-    The text is decode(prompt + output) without decode(prompt), special tokens left out, up to the first stop string.
-    That is the one that begins first in the output (the prompt is not searched). Text that may turn out to be part of a
-    stop string is held back. In one delta or in many, the text is the same. An answer that ends within a character ends
-    in U+FFFD for it, as decoding all of its tokens does.
+    The text is decode(prompt + output) without decode(prompt), special tokens left out, up to the first stop
+    string. That is the one that begins first in the output (the prompt is not searched). Text that may turn
+    out to be part of a stop string is held back. In one delta or in many, the text is the same. An answer
+    that ends within a character ends in U+FFFD for it, as decoding all of its tokens does.
 
     A stop string counts only where the token that completes it comes after the first `min_tokens`.
     """
@@ -59,7 +61,8 @@ class Detokenizer:
         self._min_tokens = params.min_tokens
         self._end_token_ids = eos_token_ids.union(params.stop_token_ids)
         self._ended = False
-        # One entry for each token whose text is known, sent or not; ends count characters from the text's beginning.
+        # One entry for each token whose text is known, sent or not; ends count characters from the text's
+        # beginning.
         self._pieces: list[str] = []
         self._ends: list[int] = []
         self._sent: list[str] = []
@@ -75,7 +78,8 @@ class Detokenizer:
     def add(self, token_ids: Sequence[int], finished: bool, drop_last: bool = False) -> TextDelta:
         """Take new tokens; once `finished` or stopped there are no more.
 
-        `drop_last`: the last one is an end or stop token that ended the answer; it counts as used but is no text.
+        `drop_last`: the last one is an end or stop token that ended the answer; it counts as used but is no
+        text.
         """
         assert not self._ended, "the answer has ended"
         if drop_last:
@@ -90,7 +94,8 @@ class Detokenizer:
         return self._hand_out(finished)
 
     def token_texts(self, start: int = 0, stop: int | None = None) -> list[TokenText]:
-        """Text and offset of the output tokens `start` to `stop` (up to the last `tokens_used`), for log-probabilities.
+        """Text and offset of the output tokens `start` to `stop` (up to the last `tokens_used`), for
+        log-probabilities.
 
         Together they are `text`: what a token has beyond the beginning of a stop string is left out.
         """

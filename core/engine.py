@@ -309,8 +309,8 @@ def _pool_layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -
     longest_row = max(max(shape) for shape in model.linear_shapes.values()) * dtype.itemsize
     if layout.block_bytes < longest_row:
         raise EngineStartError(
-            f"--block-size {config.block_size}: a block of {layout.block_bytes} bytes cannot hold an adapter's "
-            f"longest row, which takes {longest_row}"
+            f"--block-size {config.block_size}: a block of {layout.block_bytes} bytes cannot hold "
+            f"an adapter's longest row, which takes {longest_row}"
         )
     return layout
 
@@ -325,9 +325,7 @@ def _allocate_pool(layout: PoolLayout, size: int, device: torch.device) -> Pool:
     try:
         return Pool(layout, num_blocks, device)
     except RuntimeError as error:
-        raise EngineStartError(
-            f"the pool of {size} bytes cannot be allocated; lower --pool-memory"
-        ) from error
+        raise EngineStartError(f"there is no room for a pool of {size} bytes; lower --pool-memory") from error
 
 
 def _block_order(config: EngineConfig, count: int) -> list[int] | None:

@@ -1,8 +1,8 @@
 """Find the first of several stop strings in a text that grows. Control code: no torch.
 
-The result does not depend on how the text arrives: it is the match that begins first in the whole text (of several
-beginning there, the shortest), as a search of the finished text would find it. So a match is not final while another stop string that
-began before it may still be completed.
+The result does not depend on how the text arrives: it is the match that begins first in the whole text (of
+several beginning there, the shortest), as a search of the finished text would find it. So a match is not
+final while another stop string that began before it may still be completed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Match:
 
 
 class StopMatcher:
-    """Searches one text. Cost per character: a constant for each stop string (Knuth, Morris and Pratt's automaton)."""
+    """Searches one text, at a constant cost per character and stop string (Knuth, Morris, Pratt)."""
 
     def __init__(self, stops: Iterable[str]) -> None:
         """`stops`: none of them empty."""
@@ -75,7 +75,8 @@ class StopMatcher:
 class _Automaton:
     """How much of one stop string the text ends with.
 
-    The failure table is built as far as the text has ever matched, so a long stop string costs nothing by itself.
+    The failure table is built as far as the text has ever matched, so a long stop string costs nothing by
+    itself.
     """
 
     def __init__(self, stop: str) -> None:

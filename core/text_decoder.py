@@ -1,19 +1,20 @@
 """Tokens to text, one at a time, with the same result as decoding them all at once. Control code: no torch.
 
-For tokens t1, t2, … after a prompt p the text is decode(p + t) without decode(p), as the `tokenizers` package decodes
-with special tokens left out. A decoder takes tokens with `push` and hands out one piece of text a token, in order, as
-soon as no later token can change it; `flush` ends the text. Every token is handled once, so n tokens cost O(n).
+For tokens t1, t2, … after a prompt p the text is decode(p + t) without decode(p), as the `tokenizers` package
+decodes with special tokens left out. A decoder takes tokens with `push` and hands out one piece of text a
+token, in order, as soon as no later token can change it; `flush` ends the text. Every token is handled once,
+so n tokens cost O(n).
 
 Three kinds of vocabulary need three ways of knowing when a piece is final:
 
 | class | vocabulary | a piece waits |
 |---|---|---|
-| ByteLevelDecoder | byte-level BPE: tokens are bytes | for one token, after a token that ends within a character |
-| PieceDecoder | SentencePiece with byte fallback: tokens are text or one byte | at byte tokens until the run of them ends |
+| ByteLevelDecoder | byte-level BPE: tokens are bytes | for one token, where it ends within a character |
+| PieceDecoder | SentencePiece: tokens are text or one byte | where it is a byte, until the run of them ends |
 | WindowDecoder | any other | while the text ends in a replacement character, for a few tokens |
 
-In a run of byte tokens that is no UTF-8 as a whole, `tokenizers` turns every byte into a replacement character. That is
-why a PieceDecoder waits for the end of the run.
+In a run of byte tokens that is no UTF-8 as a whole, `tokenizers` turns every byte into a replacement
+character. That is why a PieceDecoder waits for the end of the run.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class TextDecoder(Protocol):
     """One sequence's text as it grows; not shared between threads."""
 
     def push(self, token_id: int) -> list[str]:
-        """The pieces that have become final, in the order of their tokens; "" for a token that adds nothing."""
+        """The pieces that have become final, in their tokens' order; "" for a token that adds nothing."""
 
     def flush(self) -> list[str]:
-        """The pieces of all tokens still waiting; the text ends here. An unfinished character becomes U+FFFD."""
+        """The pieces of all tokens still waiting. The text ends: an unfinished character becomes U+FFFD."""
 
 
 class ByteLevelDecoder:
@@ -212,7 +213,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _unfinished(data: bytes) -> int:
-    """How many of the last bytes (at most three are given) begin a character of valid UTF-8 that goes on after them."""
+    """How many of the last bytes (at most three are given) begin a character that goes on after them."""
     for length in range(1, len(data) + 1):
         lead = data[-length]
         if lead >= 0xC0:
@@ -223,7 +224,7 @@ def _unfinished(data: bytes) -> int:
 
 
 def piece_rules(decoder: dict[str, Any] | None) -> PieceRules | None:
-    """The rules of a `tokenizers` decoder (its JSON) where it is the usual one of SentencePiece, else None."""
+    """The rules of a `tokenizers` decoder (its JSON) where it is SentencePiece's usual one, else None."""
     if decoder is None:
         return None
     steps = list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as the model's own tokenizer files say. Control code: no torch, no transformers."""
+"""Text to token ids and back, by the model's own tokenizer files. Control code: no torch, no transformers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from tokenizers import AddedToken, processors
 from .chat_template import ChatTemplate, ChatTemplateError, normalise_messages
 from .checkpoint.errors import CheckpointError
 from .checkpoint.sentencepiece_model import read_sentencepiece
-from .text_decoder import ByteLevelDecoder, PieceDecoder, PieceRules, TextDecoder, WindowDecoder
-from .text_decoder import is_byte_level, piece_rules
+from .text_decoder import (
+    ByteLevelDecoder,
+    PieceDecoder,
+    PieceRules,
+    TextDecoder,
+    WindowDecoder,
+    is_byte_level,
+    piece_rules,
+)
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -26,9 +33,9 @@ class TokenizerError(ValueError):
 class Tokenizer:
     """One model's tokenizer and chat template. Immutable after `load`, so threads may share it.
 
-    Begin of text: where the model's tokenizer puts a begin token before a text, `encode` does so too, but not before a
-    text that already begins with that token's own text, such as a rendered chat. `encode_chat` adds nothing: what a
-    chat begins with is its template's choice.
+    Begin of text: where the model's tokenizer puts a begin token before a text, `encode` does so too, but not
+    before a text that already begins with that token's own text, such as a rendered chat. `encode_chat` adds
+    nothing: what a chat begins with is its template's choice.
     """
 
     def __init__(
@@ -42,7 +49,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self.special_tokens = dict(special_tokens)
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        """One above the largest id. The model's own `vocab_size` may be larger (padding) and is the bound for requests."""
+        """One above the largest id. The model's own may be larger; that is the bound for requests."""
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
         self._added = {id: token.content for id, token in backend.get_added_tokens_decoder().items()}
@@ -57,19 +64,24 @@ class Tokenizer:
     def load(cls, folder: Path) -> Tokenizer:
         """Read `folder`'s tokenizer.json (or else tokenizer.model), its configuration and chat template.
 
-        Raises `TokenizerError` for files that are missing or wrong, a chat template with a syntax error included.
+        Raises `TokenizerError` for files that are missing or wrong, a chat template with a syntax error
+        included.
         """
         folder = Path(folder)
         backend, built_in = _backend(folder)
         config = _read_json(folder / "tokenizer_config.json")
-        named, others = _special_tokens(config, (built_in or {}) | _read_json(folder / "special_tokens_map.json"))
+        named, others = _special_tokens(
+            config, (built_in or {}) | _read_json(folder / "special_tokens_map.json")
+        )
         known = [text for text in (*named.values(), *others) if backend.token_to_id(text) is not None]
-        # Marks them as special where tokenizer.json has them as ordinary entries. One it lacks would get a new id,
-        # which the model has no row for, so that one stays ordinary text.
+        # Marks them as special where tokenizer.json has them as ordinary entries. One it lacks would get a
+        # new id, which the model has no row for, so that one stays ordinary text.
         backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in known])
         backend.no_truncation()
         backend.no_padding()
-        if built_in is not None:  # tokenizer.json says itself what it puts around a text, tokenizer.model leaves it to the flags
+        if (
+            built_in is not None
+        ):  # tokenizer.json says itself what it puts around a text, tokenizer.model leaves it to the flags
             _set_ends(backend, named, config.get("add_bos_token", True), config.get("add_eos_token", False))
         sources = _chat_templates(folder, config)
         try:
@@ -79,7 +91,8 @@ class Tokenizer:
         return cls(backend, named, template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the model's begin token where it has one (see the class for the exact rule).
+        """Token ids of `text`, with the model's begin token where it has one (see the class for the exact
+        rule).
 
         Special tokens written in the text become those tokens.
         """
@@ -104,7 +117,7 @@ class Tokenizer:
         return WindowDecoder(self.decode, self._is_text, prompt_token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for on its own: part of a character too. Special tokens have their name's."""
+        """The bytes one token stands for, part of a character too; of a special token its name."""
         token = self._token(token_id)
         if token is None:
             return b""
@@ -118,7 +131,7 @@ class Tokenizer:
         return self.decode([token_id]).encode()
 
     def token_text(self, token_id: int) -> str:
-        """One token for people to read. Bytes that are no whole characters appear as OpenAI writes them, `bytes:\\xf0`."""
+        """One token for people to read; what is no whole character as OpenAI writes it: `bytes:\\xf0`."""
         data = self.token_bytes(token_id)
         try:
             return data.decode()
@@ -137,8 +150,9 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a chat. Raises `ChatTemplateError` for messages that are wrong, or refused by the template,
-        and where the model has no chat template."""
+        """The prompt text of a chat. Raises `ChatTemplateError` for messages that are wrong, or refused by
+        the template, and where the model has no chat template.
+        """
         if self.chat_template is None:
             raise ChatTemplateError("this model has no chat template; use completions, which need none")
         return self.chat_template.render(
@@ -156,7 +170,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of `render_chat`'s text, nothing added: the template has written what the model expects."""
+        """Token ids of `render_chat`'s text; nothing is added to what the template has written."""
         text = self.render_chat(
             messages,
             tools=tools,
@@ -188,7 +202,7 @@ class Tokenizer:
         return None if token is None else self._rules.piece(token)
 
     def _level_bytes(self, token: str) -> bytes:
-        """Byte-level BPE spells each byte as one character; an added token with any other is spelled as it is."""
+        """Byte-level BPE spells a byte as one character; an added token with any other stands for itself."""
         assert self._byte_of is not None
         try:
             return bytes([self._byte_of[character] for character in token])
@@ -197,7 +211,7 @@ class Tokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable ones as themselves, the others as the characters from U+0100 on."""
+    """GPT-2's spelling of bytes: printable ones as themselves, the others as characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
@@ -209,7 +223,7 @@ def _backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str] | None]
     if path.is_file():
         try:
             return tokenizers.Tokenizer.from_file(str(path)), None
-        except Exception as error:  # noqa: BLE001 - the Rust side raises plain `Exception` for every fault of the file
+        except Exception as error:  # what the Rust side raises for every fault of the file
             raise TokenizerError(f"{path} cannot be read: {error}") from error
     path = folder / "tokenizer.model"
     if path.is_file():
@@ -234,7 +248,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: dict[str, Any], older: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Named special tokens, and the texts of all others; tokenizer_config.json counts before special_tokens_map.json."""
+    """Named special tokens, and the texts of all others; tokenizer_config.json counts first."""
     named = {}
     for name in NAMED_TOKENS:
         text = _content(config.get(name, older.get(name)))

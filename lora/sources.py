@@ -60,7 +60,7 @@ def resolve_source(source: str, roots: Sequence[Path]) -> tuple[Path, Path]:
         real_root = Path(os.path.realpath(root))
         for path in _candidates(source, Path(os.path.abspath(root)), real_root):
             real = Path(os.path.realpath(path))
-            if real.is_relative_to(real_root) and real.is_dir():
+            if real.is_relative_to(real_root) and os.path.isdir(real):
                 return real_root, real.relative_to(real_root)
     raise _refused()
 
@@ -166,9 +166,10 @@ def fetch_hub(
     found = _HUB.fullmatch(source)
     if found is None or ".." in source:
         raise StoreError("invalid_request", "source must be hf:org/name or hf:org/name@revision", "source")
-    import httpx
+    # Imported here: it takes a while, and few servers ever fetch from a hub. HTTPError is the one of whatever
+    # HTTP client the installed huggingface_hub stands on.
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
     api = HfApi(endpoint=endpoint, token=token or False)
     repository = found["repository"]
@@ -185,6 +186,6 @@ def fetch_hub(
             if size is None or size > limit:
                 raise AdapterInvalid(f"{source}: {name} has {size} bytes, more than the limit of {limit}")
             api.hf_hub_download(repository, name, revision=info.sha, local_dir=folder)
-    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, HTTPError, OSError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise AdapterInvalid(f"{source} cannot be fetched: {reason}") from error

@@ -10,6 +10,7 @@ Control code: no torch.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,6 +57,7 @@ class AdapterStore:
         self._max_rank = max_rank
         self._max_bytes = max_bytes
         self._usage = UsageCounter()
+        self._flushing = threading.Lock()
 
     @classmethod
     def open(
@@ -338,11 +340,8 @@ class AdapterStore:
 
     def flush_usage(self) -> None:
         """Write counted usage to the database in one transaction."""
-        pending = self._usage.pending()
-        if not pending:
-            return
 
-        def write(session: Session) -> None:
+        def write(session: Session, pending: dict[int, Usage]) -> None:
             for version_id, usage in sorted(pending.items()):
                 registry.add_usage(
                     session,
@@ -353,8 +352,11 @@ class AdapterStore:
                     usage.last_used_at,
                 )
 
-        self._database.write(write)
-        self._usage.settle(pending)
+        with self._flushing:
+            pending = self._usage.pending()
+            if pending:
+                self._database.write(lambda session: write(session, pending))
+                self._usage.settle(pending)
 
     # ---------------------------------------------------------------- parts
 

@@ -106,7 +106,7 @@ def add(
     SOURCE is a PEFT folder on this machine, which is uploaded; or `hf:org/name[@revision]`, which the server
     fetches; or, with --server-path, a folder on the server's machine, which the server reads.
     """
-    given = {field: value for field, value in fields.items() if value is not None and value is not False}
+    given: dict[str, Any] = {field: value for field, value in fields.items() if value is not None and value is not False}
     if fields["preload"] is False:
         given["preload"] = False
     if server_path or source.startswith("hf:"):

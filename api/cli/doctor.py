@@ -11,6 +11,7 @@ import sys
 
 import msgspec
 import rich_click as click
+from click.exceptions import Exit
 
 PROBE = """
 import json, torch
@@ -41,7 +42,7 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps({"findings": msgspec.to_builtins(findings), "can_serve": can_serve}, indent=2))
     else:
         _print(findings)
-    raise click.exceptions.Exit(0 if can_serve else 1)
+    raise Exit(0 if can_serve else 1)
 
 
 def examine() -> tuple[list[Finding], bool]:

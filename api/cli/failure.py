@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 import rich_click as click
+from click.exceptions import Exit
 
 REFUSED = 1
 """A request was understood and refused, or could not be carried out."""
@@ -15,7 +16,7 @@ USAGE = 2
 def fail(message: str, status: int) -> NoReturn:
     """Print the reason, unwrapped (scripts read it), and end the command with `status`."""
     click.echo(f"heddle: {message}", err=True)
-    raise click.exceptions.Exit(status)
+    raise Exit(status)
 
 
 def note(message: str) -> None:

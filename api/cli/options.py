@@ -257,8 +257,8 @@ def server_config(
         del flags["data_dir"]
     engine = EngineConfig(model=model, **{name: flags.pop(name) for name in list(flags) if name in ENGINE})
     config = ServerConfig(engine=engine, **flags)
-    if reason := config.problem():
-        fail(reason, USAGE)
+    if problem := config.problem():
+        fail(problem, USAGE)
     return config
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import rich_click as click
+from click.exceptions import Exit
 
 from ..config import ServerConfig
 from .failure import REFUSED, USAGE, fail
@@ -89,7 +90,7 @@ def _run(
             then(config, url)
 
     config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, model=str(folder)))
-    raise click.exceptions.Exit(run(config, on_progress=bars, on_ready=on_ready))
+    raise Exit(run(config, on_progress=bars, on_ready=on_ready))
 
 
 def base_name(model: str) -> str:

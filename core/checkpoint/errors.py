@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class CheckpointError(ValueError):
-    """The model named by the user cannot be found, fetched, read or converted; the message says what and why."""
+    """The model named by the user cannot be found, fetched, read or converted; the message says why."""

@@ -1,7 +1,7 @@
 """Build `tokenizer.json` and `tokenizer_config.json` from the vocabulary a GGUF file carries.
 
-Two kinds exist in the LLaMA family: byte-level BPE with its merges ("gpt2"), split before merging as `tokenizer.ggml.pre`
-names it, and SentencePiece BPE ("llama"), whose merges follow from the pieces' scores.
+Two kinds exist in the LLaMA family: byte-level BPE with its merges ("gpt2"), split before merging as
+`tokenizer.ggml.pre` names it, and SentencePiece BPE ("llama"), whose merges follow from the pieces' scores.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ SPLITS = {
 SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 """Every digit is cut off first, then GPT-2's split applies to what lies between."""
 WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken"}
-"""A word that is in the vocabulary is taken as it is, whether or not the merges lead there; and these vocabularies put
-a begin token before a text, unless the file says otherwise."""
+"""A word that is in the vocabulary is taken as it is, whether or not the merges lead there; and these
+vocabularies put a begin token before a text, unless the file says otherwise.
+"""
 
 
 def write_tokenizer(path: Path, metadata: dict[str, Any], vocab_size: int, folder: Path) -> None:
@@ -81,12 +82,12 @@ def _byte_level(path: Path, metadata: dict[str, Any]) -> Tokenizer:
 
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if pre in SINGLE_DIGITS:
-        first = [pre_tokenizers.Digits(individual_digits=True)]
-        split = pre_tokenizers.Sequence([*first, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        split = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     elif pre not in SPLITS:
         raise CheckpointError(f"{path}: the tokenizer's way of splitting text, {pre!r}, is not known")
     elif (pattern := SPLITS[pre]) is GPT2_SPLIT:
-        split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        split = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False)])
     else:
         split = pre_tokenizers.Sequence(
             [
@@ -116,7 +117,7 @@ def _sentencepiece(path: Path, metadata: dict[str, Any]) -> Tokenizer:
 
 
 def _add_special_tokens(tokenizer: Tokenizer, metadata: dict[str, Any], add_bos: bool) -> None:
-    """`add_bos`: whether this kind of vocabulary begins a text with the begin token, where the file does not say."""
+    """`add_bos`: whether texts begin with the begin token where the file does not say."""
     from tokenizers import AddedToken, processors
 
     tokens = metadata["tokenizer.ggml.tokens"]

@@ -1,4 +1,4 @@
-"""Fetch a model from a hub, through huggingface_hub: its cache, tokens, offline mode and resumed downloads."""
+"""Fetch a model from a hub through huggingface_hub: its cache, tokens, offline mode, resumed downloads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from .errors import CheckpointError
 
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 UNWANTED = ["*/*", "consolidated*"]
-"""Subfolders (other formats of the same weights), and Mistral's second copy. Pickled weights are never fetched."""
+"""Subfolders (other forms of the same weights) and Mistral's second copy. Nothing pickled is ever fetched."""
 
 
 def fetch(repo: str, revision: str | None, *, cache_dir: Path | None, progress: Progress) -> Path:
     """The local folder of `repo`, complete. What is in the cache already is not fetched again.
 
-    `cache_dir` None: the user's own Hugging Face cache. Raises `CheckpointError` for everything that can go wrong.
+    `cache_dir` None: the user's own Hugging Face cache. Raises `CheckpointError` for everything that can go
+    wrong.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -84,13 +85,14 @@ class _Index(msgspec.Struct):
 
 def _bar_class(what: str, progress: Progress) -> type:
     """A tqdm class that draws nothing and reports the bytes written of all files together."""
-    from tqdm.auto import tqdm
+    from huggingface_hub.utils import tqdm
 
     lock = threading.Lock()
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            # Of the two byte bars the first counts what the network brought, the second what reached the disk.
+            # Of the two byte bars the first counts what the network brought, the second what reached the
+            # disk.
             self._counts = kwargs.get("unit") == "B" and str(kwargs.get("desc", "")).startswith(
                 "Reconstructing"
             )

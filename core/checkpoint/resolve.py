@@ -15,8 +15,8 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
 def resolve(model: str, *, cache_dir: Path | None = None, progress: Progress = silent) -> Path:
-    """The folder of `model`: a local folder (as it is), a `.gguf` file (converted once into the cache), or a hub name
-    `org/name` or `org/name@revision`. What exists here counts before a hub name.
+    """The folder of `model`: a local folder (as it is), a `.gguf` file (converted once into the cache), or a
+    hub name `org/name` or `org/name@revision`. What exists here counts before a hub name.
 
     `cache_dir` replaces the caches of conversions and of the hub. Raises `CheckpointError`.
     """

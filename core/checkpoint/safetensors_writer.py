@@ -53,7 +53,8 @@ def _encoded(name: str, values: np.ndarray, dtype: str) -> bytes:
     if not np.isfinite(values).all():
         raise CheckpointError(f"tensor {name} holds values that are not finite")
     if dtype == "BF16":
-        # only written from bfloat16 sources (and norms made from them): the upper half of the float32, rounded to even
+        # only written from bfloat16 sources (and norms made from them): the upper half of the float32,
+        # rounded to even
         bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
     with np.errstate(over="ignore"):  # found by the next line

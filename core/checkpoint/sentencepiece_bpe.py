@@ -1,7 +1,8 @@
 """A SentencePiece BPE vocabulary as a `tokenizers` tokenizer.
 
-SentencePiece merges the adjacent pair whose joined piece has the best score; a `tokenizers` BPE model merges the pair that
-stands first in a list. So the list is every way to cut a piece in two known pieces, by the piece's score.
+SentencePiece merges the adjacent pair whose joined piece has the best score; a `tokenizers` BPE model merges
+the pair that stands first in a list. So the list is every way to cut a piece in two known pieces, by the
+piece's score.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def sentencepiece_bpe(pieces: list[Piece], *, add_prefix_space: bool) -> Tokeniz
 
 
 def merges(pieces: list[Piece]) -> list[tuple[str, str]]:
-    """Pairs in the order in which SentencePiece would merge them: best score first, then the longer left part."""
+    """Pairs in the order in which SentencePiece would merge them: best score first, then the longer left
+    part.
+    """
     usable = {piece.text for piece in pieces if piece.type in (NORMAL, USER_DEFINED)}
     found: list[tuple[float, int, int, str, str]] = []
     for index, (text, score, kind) in enumerate(pieces):

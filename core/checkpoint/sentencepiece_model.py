@@ -1,7 +1,8 @@
 """Read a SentencePiece `tokenizer.model` into a `tokenizers` tokenizer.
 
-The file is one protocol buffer (sentencepiece's `sentencepiece_model.proto`), of which a few fields are needed, so its
-wire format is read here: fields of (number, wire type) with varints, fixed widths, and bytes that may be messages.
+The file is one protocol buffer (sentencepiece's `sentencepiece_model.proto`), of which a few fields are
+needed, so its wire format is read here: fields of (number, wire type) with varints, fixed widths, and bytes
+that may be messages.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class SentencePieceModel:
 def read_sentencepiece(path: Path) -> SentencePieceModel:
     """The tokenizer in `path`, as LLaMA's first two generations ship it.
 
-    Raises `CheckpointError` for a damaged file and for models of another kind than BPE without text normalisation.
+    Raises `CheckpointError` for a damaged file and for models of another kind than BPE without text
+    normalisation.
     """
     from tokenizers import AddedToken
 

@@ -78,50 +78,18 @@ def pause(typingctx: Any) -> Any:
     return types.void(), generate
 
 
-_ENTRY = ir.FunctionType(_I32, [_I8.as_pointer().as_pointer(), _I8.as_pointer().as_pointer(), _I64, _I64])
-"""numba's calling convention for a function of two int64 that returns None: status(result, error, a, b)."""
+ENTRY_TYPE = ir.FunctionType(_I32, [_I8.as_pointer().as_pointer(), _I8.as_pointer().as_pointer(), _I64, _I64])
+"""numba's calling convention for a function of two int64 that returns None: status f(result, error, packed arguments, part)."""
 
 
 @intrinsic
 def call(typingctx: Any, entry: Any, packed: Any, part: Any) -> Any:
-    """Call the function at address `entry`, made by `bind`, with its packed arguments and a part number."""
+    """Call the function at address `entry`, made by `team.share`, with its packed arguments and a part number."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        function = b.inttoptr(args[0], _ENTRY.as_pointer())
+        function = b.inttoptr(args[0], ENTRY_TYPE.as_pointer())
         nothing = cgutils.alloca_once(b, _I8.as_pointer())
         b.call(function, [nothing, nothing, args[1], args[2]])
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
-
-
-@intrinsic
-def bind(typingctx: Any, function: Any, arguments: Any) -> Any:
-    """(entry, packed): addresses through which `call` runs function(part, *arguments).
-
-    `function` is a compiled function, `arguments` a tuple. The packed arguments lie on the caller's stack: they are valid
-    until the calling function returns.
-    """
-    dispatcher = function.dispatcher
-
-    @intrinsic
-    def unpack(typingctx: Any, address: Any) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            value = b.load(b.inttoptr(args[0], context.get_value_type(arguments).as_pointer()))
-            context.nrt.incref(b, arguments, value)  # what a call returns is the receiver's to release
-            return value
-
-        return arguments(address), generate
-
-    def entry(packed, part):  # type: ignore[no-untyped-def]
-        dispatcher(part, *unpack(packed))
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        compiled = context.compile_subroutine(b, entry, types.none(types.int64, types.int64))
-        target = context.declare_function(b.module, compiled.fndesc)
-        place = cgutils.alloca_once_value(b, args[1])
-        return context.make_tuple(
-            b, signature.return_type, [b.ptrtoint(target, _I64), b.ptrtoint(place, _I64)]
-        )
-
-    return types.UniTuple(types.int64, 2)(function, arguments), generate

@@ -12,11 +12,10 @@ import torch
 from ..ops import AttentionBatch
 from ..pool import Pool
 from .arrays import as_array, rows_of
-from .atomics import bind
 from .compiled import compiled
 from .exponential import exp
 from .products import row_products
-from .team import TEAM, run_parts
+from .team import TEAM, share
 from .vector_ir import LANES, add_weighted_rows, fma, largest, load, total
 
 PART_KEYS = 256
@@ -123,14 +122,13 @@ def _attention(  # type: ignore[no-untyped-def]
     for s in range(lengths.size):
         keys += np.int64(starts[s + 1] - starts[s]) * lengths[s] * kv_heads
     parts = max(1, min(keys // part_keys, np.int64(starts[-1]) * kv_heads))
-    entry, packed = bind(
-        _attend,
+    share(
+        words, parts, _attend,
         (
-            parts, out, q, q_step, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
+            out, q, q_step, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
             block_size, block_step, layer_at, value_at, scale,
         ),
     )  # fmt: skip
-    run_parts(words, entry, packed, parts)
 
 
 def paged_attention(

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 
 from .arrays import NONE, as_array, optional, rows_of
-from .atomics import bind
 from .compiled import compiled
 from .products import STRIP, evenly_spaced, row_products, widen
-from .team import TEAM, run_parts
+from .team import TEAM, share
 from .vector_ir import load, store
 
 DIRECT_ROWS = 4
@@ -55,8 +54,7 @@ def _columns(part, parts, out, x, x_step, rows, w, size, scale, bias, k):  # typ
 
 @compiled
 def _product(words, parts, out, x, x_step, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
-    entry, packed = bind(_columns, (parts, out, x, x_step, rows, w, size, scale, bias, k))
-    run_parts(words, entry, packed, parts)
+    share(words, parts, _columns, (out, x, x_step, rows, w, size, scale, bias, k))
 
 
 def _run(

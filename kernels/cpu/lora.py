@@ -15,10 +15,9 @@ import torch
 from ..ops import LoraBatch
 from ..pool import ROW_ALIGN, Pool
 from .arrays import as_array, rows_of
-from .atomics import bind
 from .compiled import compiled
 from .products import row_products
-from .team import TEAM, run_parts
+from .team import TEAM, share
 from .vector_ir import LANES, add_weighted_rows, fma, load
 
 SHRINK_RANKS, SHRINK_PAIRS = 8, 32
@@ -141,22 +140,20 @@ def _add_lora(  # type: ignore[no-untyped-def]
     if sums.size == 0:
         return
     parts = 4 if words.size else 1
-    entry, packed = bind(
-        _shrink,
+    share(
+        words, parts, _shrink,
         (
-            parts, sums, sums_at, x, x_step, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
+            sums, sums_at, x, x_step, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
             pair_weights, starts, slots, layer, modules, k,
         ),
     )  # fmt: skip
-    run_parts(words, entry, packed, parts)
-    entry, packed = bind(
-        _expand,
+    share(
+        words, parts, _expand,
         (
-            parts, out, out_step, sums, sums_at, pool, per_unit, ranks, first_row, rows, pair_rows, starts,
+            out, out_step, sums, sums_at, pool, per_unit, ranks, first_row, rows, pair_rows, starts,
             slots, layer, modules, offsets,
         ),
     )  # fmt: skip
-    run_parts(words, entry, packed, parts)
 
 
 def add_lora(

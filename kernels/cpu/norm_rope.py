@@ -7,10 +7,9 @@ import torch
 
 from ..pool import Pool
 from .arrays import NONE, as_array, rows_of
-from .atomics import bind
 from .compiled import compiled
 from .exponential import exp
-from .team import TEAM, run_parts
+from .team import TEAM, share
 from .vector_ir import dots, load, store
 
 PART_VALUES = 16384
@@ -35,8 +34,7 @@ def _norm_rows(part, parts, out, total, x, x_step, residual, weight, eps, size, 
 
 @compiled
 def _norm_all(words, parts, out, total, x, x_step, residual, weight, eps, size, rows):  # type: ignore[no-untyped-def]
-    entry, packed = bind(_norm_rows, (parts, out, total, x, x_step, residual, weight, eps, size, rows))
-    run_parts(words, entry, packed, parts)
+    share(words, parts, _norm_rows, (out, total, x, x_step, residual, weight, eps, size, rows))
 
 
 @compiled
@@ -50,8 +48,7 @@ def _silu_rows(part, parts, out, x, x_step, size, rows):  # type: ignore[no-unty
 
 @compiled
 def _silu_all(words, parts, out, x, x_step, size, rows):  # type: ignore[no-untyped-def]
-    entry, packed = bind(_silu_rows, (parts, out, x, x_step, size, rows))
-    run_parts(words, entry, packed, parts)
+    share(words, parts, _silu_rows, (out, x, x_step, size, rows))
 
 
 @compiled
@@ -88,14 +85,13 @@ def _rope_all(  # type: ignore[no-untyped-def]
     words, parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, pool, slots, num_heads, kv_heads,
     head_dim, block_size, block_step, layer_at, value_at, rows,
 ):  # fmt: skip
-    entry, packed = bind(
-        _rope_rows,
+    share(
+        words, parts, _rope_rows,
         (
-            parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, pool, slots, num_heads, kv_heads,
+            out, q, q_step, k, k_step, v, v_step, positions, cos, sin, pool, slots, num_heads, kv_heads,
             head_dim, block_size, block_step, layer_at, value_at, rows,
         ),
     )  # fmt: skip
-    run_parts(words, entry, packed, parts)
 
 
 def _parts(rows: int, size: int) -> int:

@@ -16,10 +16,13 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from typing import Any
 
 import numpy as np
 import torch
 from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from .atomics import add, call, pause, read, replace, write
 from .compiled import compiled
@@ -57,8 +60,8 @@ def _take_parts(words):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def run_parts(words, entry, packed, parts):  # type: ignore[no-untyped-def]
-    """Run all parts of what `atomics.bind` made, with whatever help there is.
+def _run_parts(words, parts, entry, packed):  # type: ignore[no-untyped-def]
+    """Run all parts of one kernel call with whatever help there is.
 
     `words` is empty where there are no helpers; while they serve another caller this one does without.
     """
@@ -77,6 +80,45 @@ def run_parts(words, entry, packed, parts):  # type: ignore[no-untyped-def]
     while read(words, FINISHED) < parts:
         pause()
     write(words, BUSY, 0)
+
+
+@intrinsic
+def share(typingctx: Any, words: Any, parts: Any, function: Any, arguments: Any) -> Any:
+    """function(part, parts, *arguments) for every part from 0 to `parts`, by all threads of the team.
+
+    `words` are `Team.words`, `function` is a compiled function, `arguments` a tuple; they travel to the helpers as the
+    address of a copy on the caller's stack, which stays until all parts are done.
+    """
+    dispatcher = function.dispatcher
+    packed_type = types.Tuple([types.int64, *arguments])
+
+    @intrinsic
+    def unpack(typingctx: Any, address: Any) -> Any:
+        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            value = b.load(b.inttoptr(args[0], context.get_value_type(packed_type).as_pointer()))
+            context.nrt.incref(b, packed_type, value)  # what a call returns is the receiver's to release
+            return value
+
+        return packed_type(address), generate
+
+    def entry(packed, part):  # type: ignore[no-untyped-def]
+        dispatcher(part, *unpack(packed))
+
+    def run(words, parts, entry, packed):  # type: ignore[no-untyped-def]
+        _run_parts(words, parts, entry, packed)
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        compiled = context.compile_subroutine(b, entry, types.none(types.int64, types.int64))
+        function = context.declare_function(b.module, compiled.fndesc)
+        values = [args[1], *cgutils.unpack_tuple(b, args[3])]
+        packed = cgutils.alloca_once_value(b, context.make_tuple(b, packed_type, values))
+        word = context.get_value_type(types.int64)
+        addresses = [b.ptrtoint(pointer, word) for pointer in (function, packed)]
+        signature = types.none(signature.args[0], types.int64, types.int64, types.int64)
+        context.compile_internal(b, run, signature, [args[0], args[1], *addresses])
+        return context.get_dummy_value()
+
+    return types.none(words, types.int64, function, arguments), generate
 
 
 @compiled
@@ -104,7 +146,7 @@ class Team:
 
     @property
     def words(self) -> np.ndarray:
-        """What `run_parts` needs; calls back helpers that went to sleep."""
+        """What `share` needs; calls back helpers that went to sleep."""
         if self._someone_waits:
             self._someone_waits = False
             self._call.set()

@@ -57,7 +57,12 @@ def byte_level_vocabulary(size: int) -> tuple[list[str], list[str], list[int]]:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    corpus = ["hello world, the 2nd of 10 words    42\n\n7 tests", "größer schön  don't they'll 世界", "of  ", "of\n\n"] * 3
+    corpus = [
+        "hello world, the 2nd of 10 words    42\n\n7 tests",
+        "größer schön  don't they'll 世界",
+        "of  ",
+        "of\n\n",
+    ] * 3
     backend.train_from_iterator(corpus, trainer)
     model = json.loads(backend.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
@@ -148,7 +153,9 @@ class GgufRecipe:
             usual[f"{name}.attention.key_length"] = config.head_dim
             usual[f"{name}.attention.value_length"] = config.head_dim
             usual[f"{name}.rope.dimension_count"] = config.head_dim
-        usual |= {f"tokenizer.ggml.{key}": value for key, value in self.tokenizer.items() if key != "chat_template"}
+        usual |= {
+            f"tokenizer.ggml.{key}": value for key, value in self.tokenizer.items() if key != "chat_template"
+        }
         if "chat_template" in self.tokenizer:
             usual["tokenizer.chat_template"] = self.tokenizer["chat_template"]
         return usual | self.metadata
@@ -212,7 +219,9 @@ class Hub:
 
     def downloads(self, name: str) -> list[str | None]:
         """The Range headers of the downloads of a file."""
-        return [ranges for method, path, ranges in self.requests if method == "GET" and path.endswith(f"/{name}")]
+        return [
+            ranges for method, path, ranges in self.requests if method == "GET" and path.endswith(f"/{name}")
+        ]
 
 
 def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
@@ -238,7 +247,9 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             repository = "/".join(parts[2:4] if api else parts[:2])
             files = hub.repositories.get(repository)
             if files is None:
-                return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+                return self.send(
+                    404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
+                )
             if repository in hub.gated and "Authorization" not in self.headers and not api:
                 return self.send(401, b"{}", {"X-Error-Code": "GatedRepo"})
             sha = hub.sha(repository)
@@ -258,12 +269,18 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if name not in files:
                 return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
             data, status = files[name], 200
-            headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
+            headers = {
+                "ETag": f'"{hashlib.sha1(data).hexdigest()}"',
+                "X-Repo-Commit": sha,
+                "Accept-Ranges": "bytes",
+            }
             if ranges := self.headers.get("Range"):
                 start = int(ranges.removeprefix("bytes=").split("-")[0])
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
                 data, status = data[start:], 206
-            self.send(status, data, headers, hub.break_after.pop(name, None) if self.command == "GET" else None)
+            self.send(
+                status, data, headers, hub.break_after.pop(name, None) if self.command == "GET" else None
+            )
 
         def send_json(self, content: Any) -> None:
             self.send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})

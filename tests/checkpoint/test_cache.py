@@ -102,7 +102,9 @@ def test_threads_wait_for_each_other_and_say_so(tmp_path):
         built.append(folder)
         time.sleep(0.3)
 
-    first = threading.Thread(target=make_once, args=("m", build), kwargs={"cache_dir": tmp_path, "progress": silent})
+    first = threading.Thread(
+        target=make_once, args=("m", build), kwargs={"cache_dir": tmp_path, "progress": silent}
+    )
     first.start()
     started.wait()
     make_once("m", build, cache_dir=tmp_path, progress=lambda *report: reports.append(report))

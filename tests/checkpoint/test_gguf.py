@@ -34,7 +34,9 @@ def test_weights_equal_what_transformers_reads_from_the_same_file(tiny_llama, re
     path = recipe(tiny_llama(tie_word_embeddings=tied), types=lambda name: kind).write(tmp_path / "m.gguf")
     loaded = AutoModelForCausalLM.from_pretrained(converted(path), dtype="auto")
     assert loaded.dtype == (torch.float32 if kind == "F32" else torch.float16)
-    expected = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).state_dict()
+    expected = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", dtype=torch.float32
+    ).state_dict()
     assert loaded.state_dict().keys() == expected.keys()
     for name, values in loaded.state_dict().items():
         assert torch.equal(values, expected[name].to(values.dtype)), name
@@ -75,7 +77,14 @@ def test_shapes_and_biases_come_back_exactly(tiny_llama, recipe, tmp_path, chang
     for name, values in model.state_dict().items():
         assert np.array_equal(stored[name], values.numpy()), name
     config = AutoModelForCausalLM.from_pretrained(folder).config
-    for key in ("head_dim", "num_key_value_heads", "attention_bias", "mlp_bias", "rms_norm_eps", "vocab_size"):
+    for key in (
+        "head_dim",
+        "num_key_value_heads",
+        "attention_bias",
+        "mlp_bias",
+        "rms_norm_eps",
+        "vocab_size",
+    ):
         assert getattr(config, key) == pytest.approx(getattr(model.config, key)), key
     assert (config.bos_token_id, config.eos_token_id) == (1, 2)
 
@@ -121,13 +130,15 @@ def test_the_frequency_divisors_of_llama_3_become_its_rope_settings(tiny_llama, 
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    made.extra["rope_freqs.weight"] = np.array(divisors[:-1] + [3.0], dtype=np.float32)
+    made.extra["rope_freqs.weight"] = np.array([*divisors[:-1], 3.0], dtype=np.float32)
     with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
         converted(made.write(tmp_path / "other.gguf"))
 
 
 def test_every_end_token_of_the_file_ends_an_answer(tiny_llama, recipe, tmp_path):
-    made = recipe(tiny_llama(), metadata={"tokenizer.ggml.eot_token_id": 7, "llama.attention.sliding_window": 9})
+    made = recipe(
+        tiny_llama(), metadata={"tokenizer.ggml.eot_token_id": 7, "llama.attention.sliding_window": 9}
+    )
     folder = converted(made.write(tmp_path / "m.gguf"))
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [2, 7]
     assert config_of(folder)["eos_token_id"] == 2
@@ -143,6 +154,8 @@ def test_every_end_token_of_the_file_ends_an_answer(tiny_llama, recipe, tmp_path
         ({"llama.block_count": 3}, "tensors are missing, for instance model.layers.2."),
         ({"llama.block_count": 1}, r"beyond the 1 layers"),
         ({"llama.embedding_length": None}, "no llama.embedding_length"),
+        ({"llama.attention.head_count_kv": [2, 1]}, r"head_count_kv is not one number but \[2, 1\]"),
+        ({"llama.feed_forward_length": "64"}, "feed_forward_length is not one number but '64'"),
         ({"split.count": 2}, "one of several parts"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer kind 'bert'"),
         ({"tokenizer.ggml.pre": "made-up"}, "'made-up', is not known"),
@@ -201,7 +214,10 @@ def test_a_file_is_converted_once_and_again_when_it_changes(tiny_llama, recipe, 
     first = resolve(str(path), cache_dir=tmp_path / "cache", progress=lambda *report: reports.append(report))
     assert reports[-1][1] == reports[-1][2] > 0
     reports.clear()
-    assert resolve(str(path), cache_dir=tmp_path / "cache", progress=lambda *report: reports.append(report)) == first
+    assert (
+        resolve(str(path), cache_dir=tmp_path / "cache", progress=lambda *report: reports.append(report))
+        == first
+    )
     assert not reports
     recipe(tiny_llama(num_hidden_layers=1)).write(path)
     second = converted(path)
@@ -264,7 +280,7 @@ def test_byte_level_tokenizers_encode_as_in_transformers(tiny_llama, recipe, tmp
 
 
 def test_vocabularies_with_single_digits_cut_every_digit_off_first(tiny_llama, recipe, tmp_path):
-    """By hand: the spaces before a digit stay together ("ĠĠ"), where GPT-2's split would leave one to the digit."""
+    """By hand: spaces before a digit stay together, where GPT-2's split would leave one to the digit."""
     made = recipe(tiny_llama(), metadata={"tokenizer.ggml.pre": "smollm"})
     tokenizer = Tokenizer.load(converted(made.write(tmp_path / "m.gguf")))
     pieces = [tokenizer.token_text(token) for token in tokenizer.encode("of  42\n\n7")]
@@ -285,7 +301,9 @@ def test_the_chat_template_comes_along(tiny_llama, recipe, tmp_path):
     assert Tokenizer.load(converted(path)).render_chat([{"role": "user", "content": "hi"}]) == "<s>hi|"
 
 
-def test_a_sentencepiece_vocabulary_encodes_as_sentencepiece_does(tiny_llama, recipe, sentencepiece_model, tmp_path):
+def test_a_sentencepiece_vocabulary_encodes_as_sentencepiece_does(
+    tiny_llama, recipe, sentencepiece_model, tmp_path
+):
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(sentencepiece_model))

@@ -1,4 +1,4 @@
-"""Models from a hub: only what is needed is fetched, interrupted downloads go on, and every refusal says why."""
+"""From a hub only what is needed is fetched, broken downloads go on, and every refusal says why."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ SHARD = "model-00001-of-00002.safetensors"
 NEEDED = {
     name
     for name in FILES
-    if "/" not in name and not name.startswith("consolidated") and Path(name).suffix not in (".bin", ".pt", ".md")
+    if "/" not in name
+    and not name.startswith("consolidated")
+    and Path(name).suffix not in (".bin", ".pt", ".md")
 }
 
 
@@ -114,7 +116,7 @@ def test_an_unknown_name_is_refused_as_folder_and_as_model(hub, tmp_path):
 def test_a_gated_model_says_what_to_do(hub, tmp_path, monkeypatch):
     hub.repositories["org/gated"] = dict(FILES)
     hub.gated.add("org/gated")
-    with pytest.raises(CheckpointError, match="gated.*HF_TOKEN"):
+    with pytest.raises(CheckpointError, match=r"gated.*HF_TOKEN"):
         resolve("org/gated", cache_dir=tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_something")
     assert resolve("org/gated", cache_dir=tmp_path).is_dir()

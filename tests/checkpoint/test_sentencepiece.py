@@ -60,7 +60,9 @@ def test_models_that_change_the_text_or_are_no_bpe_are_refused(train_sentencepie
         read_sentencepiece(path)
 
 
-@pytest.mark.parametrize("data", [b"", b"hello", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x03\x0a\x01\xff", b"\x0b"])
+@pytest.mark.parametrize(
+    "data", [b"", b"hello", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x03\x0a\x01\xff", b"\x0b"]
+)
 def test_a_damaged_file_is_refused(tmp_path, data):
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(TokenizerError, match="no SentencePiece model"):

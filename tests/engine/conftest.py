@@ -1,4 +1,5 @@
-"""A tiny random LLaMA with a byte tokenizer, PEFT adapters of many ranks on it, and one LLM over all of them."""
+"""A tiny random LLaMA with a byte tokenizer, PEFT adapters of many ranks on it, and one LLM over all of
+them."""
 
 from __future__ import annotations
 
@@ -11,9 +12,8 @@ import peft
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
 from heddle import LLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ADAPTERS = {
@@ -32,7 +32,8 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """vocab 258 (256 bytes, <s>, </s>), hidden 32, 2 layers, GQA; weights large enough for clear preferences."""
+    """vocab 258 (256 bytes, <s>, </s>), hidden 32, 2 layers, GQA; weights large enough for clear
+    preferences."""
     folder = tmp_path_factory.mktemp("base")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<s>": 0, "</s>": 1} | {letter: index + 2 for index, letter in enumerate(alphabet)}

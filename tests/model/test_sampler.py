@@ -102,7 +102,7 @@ def test_tiny_temperature_equals_greedy_without_overflow(temperature: float) -> 
 def test_drawn_frequencies_are_those_of_the_filtered_distribution(params: dict[str, Any]) -> None:
     logits = random_logits(1)[0]
     expected = filtered(logits, **params)
-    draws = 6000
+    draws = 2000
     found = frequencies(logits, draws, **params)
     assert set(np.flatnonzero(found)) <= set(np.flatnonzero(expected))
     # Five standard deviations of a binomial share, and half a draw.

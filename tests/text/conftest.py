@@ -26,7 +26,10 @@ def byte_level(add_bos: bool = False) -> Backend:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
     if add_bos:
@@ -36,11 +39,31 @@ def byte_level(add_bos: bool = False) -> Backend:
 
 def sentencepiece_like() -> Backend:
     """Pieces, `<0x00>` to `<0xFF>`, "▁" for a space: the layout of Llama 2's tokenizer.json."""
-    words = ["▁", "▁Hello", "Hello", "▁world", "▁x", "x", "a", "b", "世", "!", "▁▁", "Pari", "s", "D", "E", "F", "G"]
+    words = [
+        "▁",
+        "▁Hello",
+        "Hello",
+        "▁world",
+        "▁x",
+        "x",
+        "a",
+        "b",
+        "世",
+        "!",
+        "▁▁",
+        "Pari",
+        "s",
+        "D",
+        "E",
+        "F",
+        "G",
+    ]
     vocab = {token: index for index, token in enumerate(SPECIAL)}
     for token in [f"<0x{byte:02X}>" for byte in range(256)] + words:
         vocab[token] = len(vocab)
-    backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend = Backend(
+        models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     backend.decoder = decoders.Sequence(steps)
@@ -51,7 +74,9 @@ def sentencepiece_like() -> Backend:
 def unigram() -> Backend:
     """Unigram pieces with the Metaspace decoder, as T5-like vocabularies have it."""
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("▁", -2.0), ("▁Hello", -3.0), ("▁world", -3.0)]
-    backend = Backend(models.Unigram([*pieces, ("a", -4.0), ("▁x", -4.0), ("▁▁x", -4.5), ("世", -5.0)], unk_id=0))
+    backend = Backend(
+        models.Unigram([*pieces, ("a", -4.0), ("▁x", -4.0), ("▁▁x", -4.5), ("世", -5.0)], unk_id=0)
+    )
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
@@ -83,7 +108,7 @@ KINDS: dict[str, Callable[[], Backend]] = {
 
 
 def write_folder(folder: Path, kind: str, **config: Any) -> Path:
-    """A model folder as far as its tokenizer goes; `config` adds to tokenizer_config.json, None takes away."""
+    """A folder with a tokenizer; `config` adds to tokenizer_config.json, None takes away."""
     folder.mkdir(parents=True, exist_ok=True)
     KINDS[kind]().save(str(folder / "tokenizer.json"))
     base = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}

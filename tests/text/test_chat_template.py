@@ -1,4 +1,4 @@
-"""Chat templates render as transformers renders them, complain in their own words, and stay in their sandbox."""
+"""Chat templates render as in transformers, complain in their own words, and stay in their sandbox."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from heddle.core.chat_template import ChatTemplate, ChatTemplateError, normalise
 from heddle.core.tokenizer import Tokenizer
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 STRICT = """{{- bos_token }}
 {%- for message in messages %}
@@ -45,10 +45,17 @@ TOOLS = """{%- set ns = namespace(count=0) %}
 {% endfor %}"""
 CHATS = [
     [{"role": "user", "content": "Hi <b>&'\"</b> 世界 😀"}],
-    [{"role": "user", "content": " a "}, {"role": "assistant", "content": ""}, {"role": "user", "content": "b"}],
+    [
+        {"role": "user", "content": " a "},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "b"},
+    ],
     [{"role": "user", "content": "x"}] * 1 + [{"role": "assistant", "content": "y\n"}],
 ]
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "città": "<é>"}}}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "città": "<é>"}},
+}
 
 
 @pytest.mark.parametrize("template", [CHATML, STRICT, TOOLS], ids=["chatml", "strict", "tools"])
@@ -72,7 +79,9 @@ def test_tool_calls_render_as_in_transformers_with_their_arguments_as_values(mod
     arguments = {"city": "Zürich", "days": 3}
     call = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": arguments}}
     chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, tools=[WEATHER], tokenize=False)
+    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        chat, tools=[WEATHER], tokenize=False
+    )
     call["function"]["arguments"] = json.dumps(arguments)
     chat[1]["content"] = None
     rendered = Tokenizer.load(folder).render_chat(chat, tools=[WEATHER], add_generation_prompt=False)
@@ -88,7 +97,10 @@ def test_the_demo_base_renders_as_in_transformers(demo_base):
     for chat in [*CHATS, [system, *CHATS[0]]]:
         text = expected.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         assert tokenizer.render_chat(chat) == text
-        assert tokenizer.encode_chat(chat) == expected.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        assert (
+            tokenizer.encode_chat(chat)
+            == expected.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        )
 
 
 def test_the_template_complains_in_its_own_words(model_folder):
@@ -110,7 +122,9 @@ def test_a_model_without_a_template_says_so(model_folder):
     assert tokenizer.encode("a")
 
 
-@pytest.mark.parametrize("body", ["{{ messages[9].role }}", "{{ messages[0].content + 3 }}", "{{ 1 / 0 }}", "{{ nosuch() }}"])
+@pytest.mark.parametrize(
+    "body", ["{{ messages[9].role }}", "{{ messages[0].content + 3 }}", "{{ 1 / 0 }}", "{{ nosuch() }}"]
+)
 def test_a_template_that_fails_is_an_error_of_the_request(body):
     with pytest.raises(ChatTemplateError, match="chat template failed"):
         ChatTemplate({"default": body}, {}).render([{"role": "user", "content": "a"}])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from heddle.core.detokenizer import Detokenizer, TextDelta
 from heddle.core.sampling_params import SamplingParams
@@ -50,7 +52,7 @@ def test_any_chunks_and_stop_strings_give_the_decoded_text_cut_at_the_first_stop
     stops = [text[a : a + n] for a, n in data.draw(st.lists(spans, max_size=3))] if text else []
     stops += data.draw(st.lists(st.sampled_from(["a", "x b", "�", "zzz"]), max_size=1))
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(output) - 1)))) | {0, len(output)})
-    chunks = [output[a:b] for a, b in zip(cuts, cuts[1:])] or [[]]
+    chunks = [output[a:b] for a, b in pairwise(cuts)] or [[]]
 
     detokenizer, deltas = stream(tokenizer, prompt, chunks, tuple(stops))
     where = min((text.find(stop) for stop in stops if stop in text), default=None)
@@ -101,7 +103,9 @@ def test_a_near_miss_is_sent_whole_in_the_end(byte_level_tokenizer):
     output = byte_level_tokenizer.encode("ABCDEFGHIX")
     detokenizer, _ = stream(byte_level_tokenizer, [], singly(output), ("DEFGHIJ",))
     assert detokenizer.text == "ABCDEFGHIX"
-    cut, deltas = stream(byte_level_tokenizer, [], singly(byte_level_tokenizer.encode("ABCDEF")), ("DEFGHIJ",))
+    cut, deltas = stream(
+        byte_level_tokenizer, [], singly(byte_level_tokenizer.encode("ABCDEF")), ("DEFGHIJ",)
+    )
     assert cut.text == "ABCDEF"
     assert deltas[-1].stopped is None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from heddle.core.stop_strings import StopMatcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,10 +32,14 @@ small = st.text(alphabet="ab", min_size=1, max_size=5)
 
 
 @settings(max_examples=300)
-@given(text=st.text(alphabet="ab", max_size=30), stops=st.lists(small, max_size=4), cuts=st.lists(st.integers(0, 30)))
+@given(
+    text=st.text(alphabet="ab", max_size=30),
+    stops=st.lists(small, max_size=4),
+    cuts=st.lists(st.integers(0, 30)),
+)
 def test_the_result_is_that_of_searching_the_whole_text(text, stops, cuts):
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:])]
+    pieces = [text[a:b] for a, b in pairwise(edges)]
     sent, matcher = run(pieces, stops)
     where = first_match(text, stops)
     assert sent == (text if where is None else text[:where])

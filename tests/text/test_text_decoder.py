@@ -47,7 +47,9 @@ def test_joined_pieces_are_the_decoded_output_for_random_tokens(any_tokenizer, d
 
 @settings(max_examples=150, deadline=None)
 @given(prompt=st.binary(max_size=6), output=st.binary(max_size=10))
-def test_bytes_of_any_kind_decode_as_the_reference_does(piece_tokenizer, byte_level_tokenizer, prompt, output):
+def test_bytes_of_any_kind_decode_as_the_reference_does(
+    piece_tokenizer, byte_level_tokenizer, prompt, output
+):
     """Random bytes are mostly broken characters: the hardest input for both kinds of byte tokens."""
     alphabet = {value: key for key, value in byte_level_tokenizer._byte_of.items()}
     for tokenizer, name in (
@@ -93,7 +95,9 @@ def test_the_space_before_a_word_is_kept_and_not_trimmed_twice(piece_tokenizer):
     hello = ids(piece_tokenizer, "<s>", "▁Hello")
     assert pieces_of(piece_tokenizer, hello, ids(piece_tokenizer, "▁world")) == [" world"]
     assert pieces_of(piece_tokenizer, hello, ids(piece_tokenizer, "▁", "▁x")) == [" ", " x"]
-    assert pieces_of(piece_tokenizer, ids(piece_tokenizer, "<s>"), ids(piece_tokenizer, "▁Hello", "▁world")) == [
+    assert pieces_of(
+        piece_tokenizer, ids(piece_tokenizer, "<s>"), ids(piece_tokenizer, "▁Hello", "▁world")
+    ) == [
         "Hello",
         " world",
     ]
