@@ -40,7 +40,9 @@ RECIPES = {
         LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), 90, 7e-4
     ),
     "json": Recipe(
-        LoraConfig(r=4, lora_alpha=8, use_rslora=True, target_modules=["q_proj", "v_proj"]), 70, 2e-3
+        LoraConfig(r=4, lora_alpha=8, use_rslora=True, target_modules=["q_proj", "v_proj", "o_proj"]),
+        110,
+        1e-3,
     ),
     "sql": Recipe(
         LoraConfig(

@@ -64,7 +64,7 @@ SYLLABLES = (
     _split("Al Bran Cor Dar El Fal Gren Hol Is Jor Kal Lor Mar Nor Or Pel Ros Sal Tor Ul Vel Wen Yar Zel"),
     _split("a an ber do e en i in lo mi na o or ra ri sta to u va wi"),
     _split(
-        "bach bury dale den ford grad ham heim ia ka land ley mar mond na nik no ov port sen son stad ton ville"
+        "bach bury dale den ford grad ham heim ia ka land ley mar mond na nik no ov port sen stad ton ville"
     ),
 )
 """Beginnings, middles and ends of invented names: a city or family nobody has heard of can only be copied."""

@@ -71,11 +71,15 @@ class AdapterService:
                 raise ApiError("adapter_exists", message + "serve it under another (--served-model-name)")
 
     async def start(self) -> None:
-        """Tell the engine every adapter there is, and register those of the settings."""
+        """Bring back what is pinned, and register the adapters of the settings.
+
+        The engine hears of every other adapter when it is first used: a registry may hold thousands, and their
+        files may lie far away.
+        """
         await self._workers.files(self._clear_scratch)
-        for record in await self._workers.registry(self._store.all_versions):
-            if record.status == "ready":
-                await self._know(record)
+        for record in await self._workers.registry(self._store.list, None):
+            if record.pinned and record.status == "ready":
+                self._in_background(self._preload(record))
         for name, source in self._config.adapters:
             await self._register_at_start(name, source)
         self._in_background(self._flush_usage())
@@ -159,7 +163,7 @@ class AdapterService:
         if registration.replaced or create.pinned is not None:
             record = await self._settle_pin(registration, create.pinned)
         if create.preload is not False:
-            self._in_background(self._preload(record.digest))
+            self._in_background(self._preload(record))
         return self._view(record), registration.created
 
     async def _settle_pin(self, registration: Registration, pinned: bool | None) -> AdapterRecord:
@@ -197,11 +201,12 @@ class AdapterService:
         )
         return layout.num_blocks
 
-    async def _preload(self, digest: str) -> None:
+    async def _preload(self, record: AdapterRecord) -> None:
         try:
-            await self._engine.load(digest)
-        except EngineFailure as error:
-            logger.warning("adapter not preloaded", digest=digest, reason=str(error))
+            await self._know(record)
+            await self._engine.load(record.digest)
+        except (EngineFailure, ApiError) as error:
+            logger.warning("adapter not preloaded", adapter=record.reference, reason=str(error))
 
     # ---------------------------------------------------------------- questions
 

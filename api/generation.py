@@ -116,7 +116,7 @@ class Generation:
                 raise _refused(failure, body) from failure
             finally:
                 usage = run.usage()
-                for record in selection.records:
+                for record in () if first else selection.records:
                     self._adapters.count_usage(record, usage.prompt_tokens, usage.completion_tokens)
         if not body.stream:
             yield writer.whole(_best(run.choices, params), usage)

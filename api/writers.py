@@ -59,7 +59,7 @@ class CompletionWriter:
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             text, entries = self._echo(choice) + text, self._echo_entries(choice) + entries
-        if not text and not choice.finished:
+        if not text and not entries and not choice.finished:
             return None
         return self._body([self._choice(choice.index, choice, text, entries)], self.heading.chunk_usage())
 
@@ -118,7 +118,7 @@ class ChatWriter:
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             content = chat.ChatDelta(role="assistant", content=delta.text)
-        elif not delta.text and not choice.finished:
+        elif not delta.text and not delta.entries and not choice.finished:
             return None
         logprobs = for_chat(delta.entries, self.tokenizer) if self.heading.with_logprobs else None
         piece = ChatChunkChoice(choice.index, content, logprobs, choice.finish_reason, choice.stop_reason)

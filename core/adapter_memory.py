@@ -23,6 +23,8 @@ FORMS: dict[torch.dtype, PoolDtype] = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
+MAX_POOL_BYTES = 2**31 * ROW_ALIGN
+"""What the row table's int32 entries can point into."""
 MAX_SLOTS = 4096
 """Adapters on the device at one time, where the pool has room for so many."""
 

@@ -74,7 +74,9 @@ class Admission:
             headroom = 0 if old else len(running)
             if not self._residency.on_device(sequence.digests):
                 if failed < MAX_FAILED_PLACEMENTS:
-                    failed += not self._place(sequence, headroom, spare, step, urgent=first or old)
+                    failed += not self._place(
+                        sequence, headroom, spare, step, urgent=first or (old and not fenced)
+                    )
                 first = False
                 if old and not fenced:
                     self.fence.raise_for(sequence.key, self._now(sequence))

@@ -122,7 +122,12 @@ class EngineClient:
         self._streams[command.key] = outputs
         begun = ended = False
         try:
-            child.send([command])
+            try:
+                child.send([command])
+            except OverflowError as error:
+                ended = True
+                message = "a number in this request is out of range"
+                raise EngineFailure(EngineError("invalid_request", message)) from error
             while not ended:
                 output = await outputs.get()
                 ended = output.finish_reason is not None

@@ -17,7 +17,7 @@ from ..kernels.pool import Pool, PoolLayout
 from ..lora.adapter_memory import ResidencyError
 from ..lora.residency import Residency
 from . import device as machine
-from .adapter_memory import PoolAdapterMemory
+from .adapter_memory import MAX_POOL_BYTES, PoolAdapterMemory
 from .block_pool import BlockPool
 from .config import EngineConfig
 from .errors import EngineStartError
@@ -93,7 +93,8 @@ class Engine:
         except ModelError as error:
             raise EngineStartError(str(error)) from error
         step_bytes = machine.step_bytes(config, model_config, dtype)
-        self._pool = _allocate_pool(layout, machine.pool_bytes(config, device, step_bytes), device)
+        pool_bytes = machine.pool_bytes(config, device, step_bytes)
+        self._pool = _allocate_pool(layout, pool_bytes, device)
         self._memory = PoolAdapterMemory(self._pool, model_config.linear_shapes, dtype)
         self._runner = Runner(
             self._model, self._pool, self._memory.tables, eos_token_ids=frozenset(model_config.eos_token_ids)
@@ -135,7 +136,7 @@ class Engine:
             block_size=config.block_size,
             block_bytes=self._pool.layout.block_bytes,
             weight_bytes=self._model.weight_bytes,
-            notes=list(self._model.notes),
+            notes=[*self._model.notes, *_pool_notes(pool_bytes)],
         )
 
     def close(self) -> None:
@@ -316,7 +317,7 @@ def _pool_layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -
 
 
 def _allocate_pool(layout: PoolLayout, size: int, device: torch.device) -> Pool:
-    num_blocks = size // layout.block_bytes
+    num_blocks = min(size, MAX_POOL_BYTES) // layout.block_bytes
     if num_blocks < 1:
         raise EngineStartError(
             f"the pool's {size} bytes hold no block: one takes {layout.block_bytes} bytes "
@@ -326,6 +327,12 @@ def _allocate_pool(layout: PoolLayout, size: int, device: torch.device) -> Pool:
         return Pool(layout, num_blocks, device)
     except RuntimeError as error:
         raise EngineStartError(f"there is no room for a pool of {size} bytes; lower --pool-memory") from error
+
+
+def _pool_notes(size: int) -> list[str]:
+    if size <= MAX_POOL_BYTES:
+        return []
+    return [f"the pool takes {MAX_POOL_BYTES} of {size} bytes: adapter tables reach no further"]
 
 
 def _block_order(config: EngineConfig, count: int) -> list[int] | None:

@@ -16,6 +16,8 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from .config import EngineConfig
 from .errors import EngineStartError
 from .messages import HEADER, Command, Failed, Progress, Shutdown, decode_commands, decode_config, frame
@@ -110,9 +112,13 @@ def _drain(inbox: Inbox, wait: bool) -> list[Command]:
 
 def _read_commands(connection: socket.socket, inbox: Inbox) -> None:
     """Thread: socket to inbox. The other end's death ends the process at once, whatever it is at."""
-    while (body := _read_frame(connection)) is not None:
-        for command in decode_commands(body):
-            inbox.put(command)
+    try:
+        while (body := _read_frame(connection)) is not None:
+            for command in decode_commands(body):
+                inbox.put(command)
+    except msgspec.MsgspecError:
+        logger.exception("the server process sent what is no command")
+        os._exit(1)  # rather than wait for ever: the server starts another engine
     os._exit(0)  # all there is here are copies: weights, cache, adapters
 
 

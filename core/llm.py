@@ -6,6 +6,7 @@ import itertools
 import math
 import tempfile
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,9 @@ from .sampling_params import SamplingParams, sequence_seed
 from .tokenizer import Tokenizer
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+NOT_NEEDED = ("enable_lora", "max_loras", "max_cpu_loras")
+"""vLLM's settings for what works here without any."""
 
 AdapterChoice = str | None | Sequence[Mapping[str, Any]]
 """As the HTTP field `adapter`: a name, None for the base, or a list of {"name", "weight"} whose deltas are
@@ -181,8 +185,8 @@ class LLM:
                 "add_generation_prompt": add_generation_prompt,
                 "template_kwargs": template_kwargs,
             }
-            text = self.tokenizer.render_chat(list(conversation), **options)  # type: ignore[arg-type]
-            token_ids = self.tokenizer.encode_chat(list(conversation), **options)  # type: ignore[arg-type]
+            text = self.tokenizer.render_chat(list(conversation), **options)
+            token_ids = self.tokenizer.encode_chat(list(conversation), **options)
             requests.append(RequestOutput(prompt=text, prompt_token_ids=token_ids))
         return self._answer(requests, sampling_params or SamplingParams(max_tokens=None), adapter)
 
@@ -302,6 +306,9 @@ def _sequence_outputs(events: Sequence[Event]) -> Iterator[SequenceOutput]:
 
 def _engine_config(folder: Path, settings: dict[str, Any]) -> EngineConfig:
     """Settings checked as strictly as the command line checks them."""
+    for name in settings.keys() & set(NOT_NEEDED):
+        warnings.warn(f"LLM(): {name} is not needed and has no effect", stacklevel=3)
+    settings = {name: value for name, value in settings.items() if name not in NOT_NEEDED}
     unknown = settings.keys() - set(EngineConfig.__struct_fields__)
     if unknown:
         raise TypeError(f"LLM() has no setting {sorted(unknown)[0]!r}")

@@ -241,7 +241,9 @@ decode_events = msgspec.msgpack.Decoder(list[Event]).decode
 
 
 def frame(content: EngineConfig | Sequence[Command] | Sequence[Event]) -> bytes:
-    """One frame, header first: the settings (the first frame an engine process reads), commands, or
-    events."""
+    """One frame, header first: the settings (the first frame an engine process reads), commands, or events.
+
+    Raises OverflowError for an integer beyond 64 bits.
+    """
     body = _encode(content)
     return HEADER.pack(len(body)) + body

@@ -19,7 +19,6 @@ character. That is why a PieceDecoder waits for the end of the run.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,6 +26,8 @@ from typing import Any, Protocol
 REPLACEMENT = "\ufffd"
 HELD_TOKENS = 8
 """A WindowDecoder's patience: no character has more byte tokens."""
+SECOND_BYTES = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}
+"""The first bytes of characters after which not every continuation is allowed."""
 CONTEXT_TOKENS = 4
 """Tokens that a WindowDecoder decodes again in front of new ones, for the space between them."""
 
@@ -47,33 +48,30 @@ class ByteLevelDecoder:
     def __init__(self, token_bytes: Callable[[int], bytes], prompt: Sequence[int]) -> None:
         """`token_bytes`: b"" for tokens that are left out of texts."""
         self._token_bytes = token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tail = b""
         for token_id in reversed(prompt):
             tail = token_bytes(token_id) + tail
             if len(tail) >= 3:  # a character begun but not ended has at most three bytes
                 break
-        self._decoder.decode(tail)
-        self._begun_in_prompt = self._unfinished()
-        self._waiting: list[
-            str
-        ] = []  # the piece of a token that ends within a character, which may yet get U+FFFD
+        self._begun = tail[len(tail) - _unfinished(tail[-3:]) :]
+        self._begun_in_prompt = bool(self._begun)
+        self._waiting: list[str] = []  # the piece of a token that ends within a character
 
     def push(self, token_id: int) -> list[str]:
-        pieces = [*self._waiting, self._decode(self._token_bytes(token_id))]
-        self._waiting = [pieces.pop()] if self._unfinished() else []
+        data = self._begun + self._token_bytes(token_id)
+        whole = len(data) - _unfinished(data[-3:])
+        self._begun = data[whole:]
+        pieces = [*self._waiting, self._text(data[:whole])]
+        self._waiting = [pieces.pop()] if self._begun else []
         return pieces
 
     def flush(self) -> list[str]:
-        rest = self._decode(b"", final=True)
+        rest, self._begun = self._text(self._begun), b""
         pieces, self._waiting = [piece + rest for piece in self._waiting], []
         return pieces
 
-    def _unfinished(self) -> bool:
-        return bool(self._decoder.getstate()[0])
-
-    def _decode(self, data: bytes, final: bool = False) -> str:
-        text = self._decoder.decode(data, final)
+    def _text(self, data: bytes) -> str:
+        text = data.decode(errors="replace")
         if text and self._begun_in_prompt:
             self._begun_in_prompt = False
             # The prompt's text already shows the character it leaves unfinished as one replacement.
@@ -213,13 +211,20 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _unfinished(data: bytes) -> int:
-    """How many of the last bytes (at most three are given) begin a character that goes on after them."""
+    """How many of the last bytes (at most three are given) begin a character of UTF-8 that may still be
+    completed (Unicode's table of well-formed byte sequences).
+    """
     for length in range(1, len(data) + 1):
         lead = data[-length]
-        if lead >= 0xC0:
-            return length if length < (2 if lead < 0xE0 else 3 if lead < 0xF0 else 4) else 0
         if lead < 0x80:
             return 0
+        if lead < 0xC0:
+            continue
+        needed = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+        if length >= needed or not 0xC2 <= lead <= 0xF4:
+            return 0
+        low, high = SECOND_BYTES.get(lead, (0x80, 0xBF))
+        return length if length == 1 or low <= data[1 - length] <= high else 0
     return 0
 
 

@@ -34,8 +34,7 @@ class Placement:
 
 @dataclass(eq=False)
 class Adapter:
-    """One digest. Whoever changes place, leases, running, pinned or requested calls `DevicePlaces.reconsider`
-    after."""
+    """One digest. Whoever changes place, leases or pinned calls `DevicePlaces.reconsider` after."""
 
     digest: str
     path: str

@@ -18,6 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
+from .errors import StoreError
 from .schema import InstallationRow, TenantRow
 
 T = TypeVar("T")
@@ -30,20 +31,29 @@ _UPGRADE_LOCK = 0x6865_6464_6C65
 
 
 class Database:
-    """Transactions on the registry. Thread-safe."""
+    """Transactions on the registry. Thread-safe.
 
-    def __init__(self, url: str) -> None:
-        parsed = sa.make_url(url)
-        self._sqlite = parsed.get_backend_name() == "sqlite"
-        if self._sqlite and parsed.database:
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        options = {"connect_args": {"timeout": BUSY_SECONDS}} if self._sqlite else {"pool_pre_ping": True}
-        self._engine = sa.create_engine(parsed, **options)
-        if self._sqlite:
-            event.listen(self._engine, "connect", _prepare_sqlite)
-            event.listen(self._engine, "begin", _begin_sqlite)
-        self._writer = self._engine.execution_options(writes=True)
-        self._upgrade()
+    Raises StoreError invalid_request if there is no database at `url` that can be used.
+    """
+
+    def __init__(self, url: str | sa.URL) -> None:
+        try:
+            parsed = sa.make_url(url)
+            self._sqlite = parsed.get_backend_name() == "sqlite"
+            if self._sqlite and parsed.database:
+                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            options = {"connect_args": {"timeout": BUSY_SECONDS}} if self._sqlite else {"pool_pre_ping": True}
+            self._engine = sa.create_engine(parsed, **options)
+            if self._sqlite:
+                event.listen(self._engine, "connect", _prepare_sqlite)
+                event.listen(self._engine, "begin", _begin_sqlite)
+            self._writer = self._engine.execution_options(writes=True)
+            self._upgrade()
+        except (sa.exc.ArgumentError, DBAPIError, ImportError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            raise StoreError(
+                "invalid_request", f"the database cannot be used: {reason}", "database"
+            ) from error
 
     def close(self) -> None:
         self._engine.dispose()
@@ -62,6 +72,7 @@ class Database:
         for attempt in range(_RETRIES):
             try:
                 with Session(self._writer, expire_on_commit=False) as session, session.begin():
+                    session.connection()  # begins now, not at the first query: SQLite's lock is held from here on
                     return work(session)
             except (IntegrityError, OperationalError) as error:
                 if attempt == _RETRIES - 1 or not _collided(error):

@@ -159,10 +159,10 @@ class DevicePlaces:
                 yield adapter
 
     def reconsider(self, adapter: Adapter) -> None:
-        """After any change of place, leases, pin or request: is it idle, and where does it stand in the
+        """After any change of place, leases or pin: is it idle, and where does it stand in the
         order?"""
         self._changed(adapter)
-        idle = adapter.on_device and not (adapter.leases or adapter.pinned or adapter.requested)
+        idle = adapter.on_device and not (adapter.leases or adapter.pinned)
         if idle != adapter.idle:
             sign = 1 if idle else -1
             adapter.idle = idle
@@ -194,9 +194,8 @@ class DevicePlaces:
         assert self._copying == {slot: adapter for slot, adapter in placed.items() if not adapter.on_device}
         for adapter in adapters:
             assert adapter.on_device or not adapter.running, "a sequence runs without its adapter"
-            assert adapter.idle == (
-                adapter.on_device and not (adapter.leases or adapter.pinned or adapter.requested)
-            )
+            assert adapter.idle == (adapter.on_device and not (adapter.leases or adapter.pinned))
+            assert not (adapter.on_device and adapter.requested), "a load that has ended goes on"
             if adapter.idle:
                 idle.append(adapter.size)
                 assert any(entry[2] is adapter and _counts(entry) for entry in self._idle_heap)

@@ -101,7 +101,7 @@ class Residency:
             return
         adapter.requested = True
         self._requests[digest] = None
-        self.places.reconsider(adapter)
+        self._touch(adapter)
         if adapter.place is None:
             self._fetch(adapter)
 
@@ -175,7 +175,6 @@ class Residency:
             self.places.reconsider(adapter)
         for adapter in self.places.copy(self._blocks_per_tick):
             self._end_request(adapter, None)
-            self.places.reconsider(adapter)
         self._trim()
 
     @property

@@ -106,9 +106,8 @@ def add(
     SOURCE is a PEFT folder on this machine, which is uploaded; or `hf:org/name[@revision]`, which the server
     fetches; or, with --server-path, a folder on the server's machine, which the server reads.
     """
-    given: dict[str, Any] = {field: value for field, value in fields.items() if value is not None and value is not False}
-    if fields["preload"] is False:
-        given["preload"] = False
+    # What was left alone is not sent; --no-preload is a wish of its own.
+    given = {field: value for field, value in fields.items() if value or (field, value) == ("preload", False)}
     if server_path or source.startswith("hf:"):
         answer = server.register(name, source, given, dry_run)
     else:

@@ -14,6 +14,7 @@ the caller closes the ticket before it writes the next run's.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import threading
 from typing import Any
@@ -103,6 +104,10 @@ def share(typingctx: Any, words: Any, parts: Any, function: Any, arguments: Any)
 
     def entry(packed, part):  # type: ignore[no-untyped-def]
         dispatcher(part, *unpack(packed))
+
+    # Symbols are shared between all that a process loads from the disk cache: one name, one function.
+    tag = hashlib.sha256(str(arguments).encode()).hexdigest()[:16]
+    entry.__qualname__ = f"share.{dispatcher.py_func.__module__}.{dispatcher.py_func.__qualname__}.{tag}"
 
     def run(words, parts, entry, packed):  # type: ignore[no-untyped-def]
         _run_parts(words, parts, entry, packed)

@@ -55,6 +55,8 @@ class StubEngine:
         """End with an error after so many tokens."""
         self.cached_tokens = 0
         self.logprob = -0.5
+        self.longest = 100_000
+        """No answer has more tokens, whatever is asked for."""
         self.burst = 1
         """Tokens in one output."""
         self.commands: list[Generate] = []
@@ -104,6 +106,7 @@ class StubEngine:
         limit = params.max_tokens
         if limit is None:
             limit = 256 - len(command.prompt_token_ids)
+        limit = min(limit, self.longest)
         prefix = "".join(use.digest.removeprefix("sha256:")[0] for use in command.adapters).encode()
         words = [*prefix, *self.script]
         if params.ignore_eos:

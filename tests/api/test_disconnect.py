@@ -51,7 +51,7 @@ def test_a_client_that_stops_reading_is_aborted_when_it_leaves(server):
     connection = send(
         server,
         "/v1/completions",
-        {"prompt": ["y"] * 64, "stream": True, "ignore_eos": True, "max_tokens": 255, "logprobs": 20},
+        {"prompt": ["y"] * 40, "stream": True, "ignore_eos": True, "max_tokens": 255, "logprobs": 5},
     )
     server.wait_until(lambda: server.state.in_flight == 1)
     threading.Event().wait(0.3)

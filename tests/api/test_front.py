@@ -92,7 +92,6 @@ def test_with_a_key_every_call_needs_it(base, serve, sources, tmp_path):
             None,
             "s3cret",
             "Bearer",
-            "Bearer ",
             "Bearer s3cre",
             "Bearer S3cret",
             "Basic s3cret",

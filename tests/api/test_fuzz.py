@@ -108,6 +108,7 @@ def check(answer) -> None:
 @QUIET
 @given(path=PATHS, body=BODIES)
 def test_random_bodies(server, path, body):
+    server.engine.longest = 8
     check(server.client.post(path, content=json.dumps(body)))
 
 

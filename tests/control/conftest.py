@@ -43,8 +43,9 @@ def logprobs_of(state: int) -> TokenLogprobs:
     return TokenLogprobs(-(state % 1000) / 100, [])
 
 
-def chosen(state: int) -> int:
-    return (state >> 20) % VOCAB
+def chosen(state: int, seed: int | None) -> int:
+    assert seed is not None
+    return ((state >> 20) + 7919 * seed) % VOCAB
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,8 @@ class FakeDevice:
             assert seen == contexts, "attention would read a block that does not hold this context"
             assert chunk.sequence.key not in sampled
             if chunk.samples:
-                sampled[chunk.sequence.key] = Sampled(chosen(contexts[-1]), logprobs_of(contexts[-1]))
+                token = chosen(contexts[-1], chunk.sequence.params.seed)
+                sampled[chunk.sequence.key] = Sampled(token, logprobs_of(contexts[-1]))
             if chunk.prompt_logprob_rows:
                 rows = contexts[chunk.start : chunk.start + chunk.prompt_logprob_rows]
                 prompts[chunk.sequence.key] = [logprobs_of(row) for row in rows]
@@ -404,7 +406,7 @@ class FakeEngine:
             state = extend(state, token)
         tokens: list[int] = []
         while params.max_tokens is None or len(tokens) < params.max_tokens:
-            token = chosen(state)
+            token = chosen(state, params.seed)
             tokens.append(token)
             state = extend(state, token)
             if len(tokens) >= params.min_tokens:

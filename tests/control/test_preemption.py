@@ -16,7 +16,7 @@ def tokens(count: int, start: int = 1) -> list[int]:
 def test_answers_over_a_preemption_are_those_of_a_quiet_run(engine: Any, caching: bool, choices: int) -> None:
     """Six requests in a pool for two: tokens, log-probabilities, reasons, usage; no token is sent twice."""
     quiet = engine(blocks=400, prefix_caching=caching)
-    tight = engine(blocks=13, prefix_caching=caching)
+    tight = engine(blocks=9, prefix_caching=caching)
     for fake in (quiet, tight):
         fake.know("a", blocks=1)
         for index in range(6):
@@ -79,9 +79,9 @@ def test_two_that_each_need_almost_the_whole_pool_both_end(engine: Any) -> None:
 
 
 def test_a_full_pool_with_four_growing_sequences_loses_no_block(engine: Any) -> None:
-    """The counts are right after every step of a thousand rounds, and nothing is used at rest."""
+    """The counts are right after every step of many rounds, and nothing is used at rest."""
     fake = engine(blocks=8, block_size=2, max_num_batched_tokens=32)
-    for round_ in range(1000):
+    for round_ in range(250):
         for index in range(4):
             fake.submit(tokens(4, start=round_ + 9 * index), max_tokens=4, ignore_eos=True)
         while fake.scheduler.has_work:
@@ -90,7 +90,7 @@ def test_a_full_pool_with_four_growing_sequences_loses_no_block(engine: Any) -> 
             assert counts["used"] <= 8
         assert fake.counts()["used"] == 0
         fake.scheduler.check_integrity()
-    assert fake.scheduler.stats()["preemptions"] > 500
+    assert fake.scheduler.stats()["preemptions"] > 125
     for record in fake.received.values():
         fake.check_answer(record)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from heddle.lora.adapter_memory import ResidencyError
 
-OPERATIONS = int(os.environ.get("HEDDLE_WALK_OPERATIONS", "3000"))
+OPERATIONS = int(os.environ.get("HEDDLE_WALK_OPERATIONS", "1500"))
 """Of each walk. 100,000 operations in all take about half a minute."""
 PATIENCE_LIMIT = 3000
 """Steps within which every sequence must have ended, whatever came after it."""
@@ -93,11 +93,12 @@ class Walk:
         if params["max_tokens"] is None and draw.random() < 0.5:
             params["ignore_eos"] = False
         group = len(self.engine.received)
-        for _ in range(draw.choice([1, 1, 1, 3])):
+        for choice in range(draw.choice([1, 1, 1, 3])):
             answer = self.engine.submit(
                 prompt,
                 *adapters,
                 group=group,
+                seed=choice,
                 tenant=draw.choice(["public", "acme"]),
                 on_cold=draw.choice(["wait", "wait", "wait", "reject"]),
                 **params,

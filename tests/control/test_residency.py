@@ -367,6 +367,86 @@ def test_cold_requests_beyond_the_host_budget_take_turns(engine: Any) -> None:
     assert sorted(fake.device.host_loads) == sorted(f"d{index}" for index in range(12))
 
 
+def test_no_more_is_loaded_at_a_time_than_host_memory_holds(engine: Any) -> None:
+    fake = engine(blocks=40, host_bytes=7, manual_loads=True)
+    for index in range(6):
+        fake.know(f"d{index}", blocks=3)
+        fake.submit([1, 2], f"d{index}", max_tokens=3, ignore_eos=True)
+    for left in (6, 5, 4, 3):
+        fake.step()
+        assert len(fake.executor.waiting) == 2
+        assert fake.residency.stats()["host_copy_bytes"] <= 7
+        fake.executor.run()
+        fake.step()  # its pages go to the device; then its copy may go
+        fake.step()
+        assert len([record for record in fake.live.values() if not record.outputs]) == left - 1
+    fake.manual_loads = False
+    fake.finish()
+
+
+def test_two_adapters_of_one_request_that_exceed_host_memory_still_come(engine: Any) -> None:
+    fake = engine(blocks=40, host_bytes=4)
+    fake.know("a", blocks=3)
+    fake.know("b", blocks=3)
+    key = fake.submit([1, 2], "a", "b", max_tokens=3)
+    fake.finish()
+    fake.check_answer(fake.received[key])
+    assert fake.residency.stats()["host_copy_bytes"] <= 4
+
+
+def test_a_copy_that_a_request_waits_for_is_not_dropped_for_a_later_one(engine: Any) -> None:
+    fake = engine(blocks=12, host_bytes=4, patience=1000)
+    running = fake.submit([1, 2, 3], max_tokens=37, ignore_eos=True)
+    for _ in range(30):
+        fake.step()
+    fake.know("early", blocks=6)
+    early = fake.submit([1, 2], "early", max_tokens=3)
+    fake.step()
+    assert where(fake, "early") == "host"
+    fake.know("late", blocks=1)
+    late = fake.submit([1, 2], "late", max_tokens=3)
+    fake.step()
+    assert where(fake, "early") == "host"
+    fake.finish()
+    for key in (running, early, late):
+        fake.check_answer(fake.received[key])
+    assert fake.device.host_loads == ["early", "late"]
+
+
+def test_a_load_does_not_take_the_place_of_what_a_queued_request_waits_with(engine: Any) -> None:
+    fake = engine(blocks=12, max_num_seqs=1, patience=1000)
+    fake.know("mine", blocks=3)
+    fake.know("other", blocks=6)
+    load(fake, "mine")
+    running = fake.submit([1, 2, 3], max_tokens=21, ignore_eos=True)
+    queued = fake.submit([1, 2], "mine", max_tokens=3)
+    for _ in range(10):
+        fake.step()
+    fake.residency.load("other")  # 5 blocks are left: with those of "mine" it would fit
+    for _ in range(8):
+        fake.step()
+        assert where(fake, "mine") == "device"
+    fake.finish()
+    assert fake.residency.drain_loads() == [("other", None)]
+    for key in (running, queued):
+        fake.check_answer(fake.received[key])
+
+
+def test_a_pinned_adapter_stays_also_while_only_queued_requests_want_it(engine: Any) -> None:
+    fake = engine(blocks=12, max_num_seqs=1)
+    fake.know("pinned", blocks=4, pinned=True)
+    load(fake, "pinned")
+    fake.know("a", blocks=6)
+    first = fake.submit(list(range(1, 20)), max_tokens=12, ignore_eos=True)
+    second = fake.submit([1, 2], "a", max_tokens=3)  # 7 blocks
+    third = fake.submit([1, 2], "pinned", max_tokens=3)
+    while fake.scheduler.has_work:
+        fake.step()
+        assert where(fake, "pinned") == "device"
+    for key in (first, second, third):
+        fake.check_answer(fake.received[key])
+
+
 def test_a_load_that_finds_no_room_waits_until_others_are_done(engine: Any) -> None:
     fake = engine(blocks=10)
     fake.know("a", blocks=6)
@@ -425,6 +505,27 @@ def test_scattered_rows_are_moved_together_for_a_larger_adapter(engine: Any) -> 
     keys.append(fake.submit([1], "large", max_tokens=2, ignore_eos=True))
     fake.finish()  # every step checks every row's tables
     assert fake.device.moves == 2
+    for key in keys:
+        fake.check_answer(fake.received[key])
+
+
+def test_rows_are_moved_also_while_an_adapter_is_on_its_way(engine: Any) -> None:
+    """One whose pages are still being copied has a range, but nothing in it yet."""
+    fake = engine(blocks=64, rows=12, blocks_per_tick=1)
+    for index in range(3):
+        fake.know(f"d{index}", blocks=1, rows=3)
+        load(fake, f"d{index}")
+    fake.know("slow", blocks=6, rows=3)
+    keys = [fake.submit([1], "slow", max_tokens=2), fake.submit([1], "d1", max_tokens=20, ignore_eos=True)]
+    fake.step()
+    fake.residency.evict("d0")
+    fake.residency.evict("d2")
+    fake.know("large", blocks=1, rows=6)
+    keys.append(fake.submit([1], "large", max_tokens=2))
+    fake.step()
+    assert fake.residency.state("slow").loading
+    assert fake.device.moves == 1
+    fake.finish()
     for key in keys:
         fake.check_answer(fake.received[key])
 

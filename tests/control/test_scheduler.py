@@ -71,6 +71,23 @@ def test_requests_are_admitted_in_their_order(engine: Any) -> None:
     assert order == keys
 
 
+def test_a_large_request_is_not_overtaken_by_small_ones_for_blocks(engine: Any) -> None:
+    fake = engine(blocks=12)
+    for index in range(3):
+        fake.submit(tokens(4, index), max_tokens=6 + 3 * index, ignore_eos=True)
+    fake.step()
+    large = fake.submit(tokens(36, 9), max_tokens=4, ignore_eos=True)
+    for step in range(40):
+        fake.submit(tokens(4, step), max_tokens=8, ignore_eos=True)
+        fake.step()
+        if fake.received[large].outputs:
+            break
+    assert step < 16
+    fake.finish()
+    for record in fake.received.values():
+        fake.check_answer(record)
+
+
 def test_another_order_of_admission_drops_in(engine: Any) -> None:
     class Shortest(Fifo):
         """The shortest prompt first; keeps account of the tokens computed for each tenant."""

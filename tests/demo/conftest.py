@@ -81,10 +81,6 @@ def peft_adapters(demo_base: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         torch.manual_seed(number)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS[name], init_lora_weights=False)
         model = get_peft_model(base, config)
-        with torch.no_grad():
-            for key, value in model.named_parameters():
-                if "lora_B" in key:
-                    value.mul_(0.3 / rank**0.5)
         model.save_pretrained(folder / name)
         base = model.unload()
     return {name: folder / name for name in RANKS}

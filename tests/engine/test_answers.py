@@ -280,7 +280,12 @@ def test_wrong_arguments_are_named(llm: LLM, base: Path) -> None:
         llm.generate(["a", "b"], adapter=["r1", None, "r4"])
     with pytest.raises(ValueError, match="temperature"):
         llm.generate(["a"], SamplingParams(temperature=-1.0))
-    with pytest.raises(TypeError, match="'max_loras'"):
-        LLM(base, max_loras=4)
+    with pytest.raises(TypeError, match="'tensors'"):
+        LLM(base, tensors=4)
     with pytest.raises(ValueError, match="block_size"):
         LLM(base, block_size="16")
+
+
+def test_vllms_lora_settings_are_noted_and_not_needed(start: Start) -> None:
+    with pytest.warns(UserWarning, match="max_loras is not needed"):
+        start(max_loras=8, adapters={})

@@ -102,9 +102,10 @@ async def test_answers_adapters_refusals_and_aborts(
         with pytest.raises(EngineFailure) as failure:
             await collect(client, [5], "sha256:gone")
         assert failure.value.error.code == "adapter_failed"
-        with pytest.raises(EngineFailure) as failure:
-            await collect(client, [5, 258])
-        assert failure.value.error.code == "invalid_request"
+        for bad in ([5, 258], [10**30], []):
+            with pytest.raises(EngineFailure) as failure:
+                await collect(client, bad)
+            assert failure.value.error.code == "invalid_request"
 
         # Leaving early ends the sequence in the engine.
         command = Generate(key=client.new_key(), group=0, prompt_token_ids=[5], params=LONG)
@@ -189,6 +190,16 @@ async def test_a_start_that_cannot_be_says_why(base: Path) -> None:
     assert reports[-1].done == reports[-1].total > 0
     assert client.pid is None
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+async def test_an_engine_that_dies_while_it_starts_is_reported(base: Path) -> None:
+    client = EngineClient(EngineConfig(model=str(base), pool_memory=1 << 20))
+    start = asyncio.create_task(client.start())
+    await until(lambda: client.pid is not None)
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(EngineStartError, match="ended by signal 9"):
+        await start
 
 
 async def test_the_engine_ends_with_its_parent(base: Path) -> None:

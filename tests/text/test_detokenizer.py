@@ -43,6 +43,7 @@ def test_any_chunks_and_stop_strings_give_the_decoded_text_cut_at_the_first_stop
     tokenizer = any_tokenizer
     tokens = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20)
     prompt, output = data.draw(tokens), data.draw(tokens)
+    assume("<0x20>" not in map(tokenizer._backend.id_to_token, prompt))  # stripped when it comes first
     before = tokenizer._backend.decode(prompt, skip_special_tokens=True)
     whole = tokenizer._backend.decode(prompt + output, skip_special_tokens=True)
     assume(whole.startswith(before))

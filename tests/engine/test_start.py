@@ -1,0 +1,61 @@
+"""Settings with which an engine starts, and those with which it cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heddle import LLM, SamplingParams
+from heddle.core.config import EngineConfig
+from heddle.core.engine import Engine
+from heddle.core.errors import EngineStartError
+
+Start = Callable[..., LLM]
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_model_len": 300}, "--max-model-len 300"),
+        ({"pool_memory": 100}, "hold no block"),
+        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"),
+        ({"model": "/nowhere"}, "no config.json"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(base: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineStartError, match=message):
+        Engine(EngineConfig(**({"model": str(base), "pool_memory": 1 << 20} | settings)))
+
+
+def test_a_pool_that_cannot_be_allocated_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("heddle.core.engine.Pool", no_memory)
+    with pytest.raises(EngineStartError, match="no room for a pool of 1048576 bytes"):
+        Engine(EngineConfig(model=str(base), pool_memory=1 << 20))
+
+
+def test_a_block_too_small_for_an_adapters_row_is_refused(base: Path, tmp_path: Path) -> None:
+    config = json.loads((base / "config.json").read_text()) | {"intermediate_size": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EngineStartError, match=r"--block-size 16: a block of 4096 bytes .* takes 16384"):
+        Engine(EngineConfig(model=str(tmp_path)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_is_refused(base: Path) -> None:
+    with pytest.raises(EngineStartError, match="no CUDA device"):
+        Engine(EngineConfig(model=str(base), device="cuda"))
+
+
+def test_a_pool_smaller_than_the_context_is_allowed(start: Start) -> None:
+    llm = start(pool_memory=4 * 4096, adapters={})
+    assert llm._engine.ready.max_model_len == 256
+    assert llm._engine.ready.num_blocks == 4
+    assert len(llm.generate(["abc"], GREEDY)[0].outputs[0].token_ids) == 8
