@@ -7,7 +7,19 @@ import random
 import re
 from collections.abc import Callable
 
-from .words import CAPITALS, CITIES, FIRST_NAMES, HOBBIES, JOBS, LAST_NAMES, PLAIN_ANSWERS, SYLLABLES, TABLES
+from .words import (
+    CAPITALS,
+    CITIES,
+    FIRST_NAMES,
+    HOBBIES,
+    HOBBY_ENDS,
+    JOB_ENDS,
+    JOBS,
+    LAST_NAMES,
+    PLAIN_ANSWERS,
+    SYLLABLES,
+    TABLES,
+)
 
 Example = tuple[str, str]
 
@@ -94,18 +106,21 @@ PERSON_SENTENCES = (
 PERSON_KEYS = ("name", "age", "job", "city", "hobby")
 
 
-def proper_name(rng: random.Random, known: tuple[str, ...]) -> str:
-    """One of the known names, or as often an invented one."""
-    return rng.choice(known) if rng.random() < 0.5 else "".join(rng.choice(part) for part in SYLLABLES)
+def known_or_invented(rng: random.Random, known: tuple[str, ...], ends: tuple[str, ...] = ()) -> str:
+    """One of the known words, or as often an invented one: a name, or with `ends` a common noun that ends so."""
+    if rng.random() < 0.5:
+        return rng.choice(known)
+    name = "".join(rng.choice(part) for part in SYLLABLES)
+    return name.lower() + rng.choice(ends) if ends else name
 
 
 def json_example(rng: random.Random) -> Example:
     person: dict[str, str | int] = {
-        "name": f"{rng.choice(FIRST_NAMES)} {proper_name(rng, LAST_NAMES)}",
+        "name": f"{rng.choice(FIRST_NAMES)} {known_or_invented(rng, LAST_NAMES)}",
         "age": rng.randint(19, 79),
-        "job": rng.choice(JOBS),
-        "city": proper_name(rng, CITIES),
-        "hobby": rng.choice(HOBBIES),
+        "job": known_or_invented(rng, JOBS, JOB_ENDS),
+        "city": known_or_invented(rng, CITIES),
+        "hobby": known_or_invented(rng, HOBBIES, HOBBY_ENDS),
     }
     sentence = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", rng.choice(PERSON_SENTENCES).format(**person))
     keys = rng.sample(PERSON_KEYS, rng.randint(2, 5))

@@ -67,7 +67,10 @@ SYLLABLES = (
         "bach bury dale den ford grad ham heim ia ka land ley mar mond na nik no ov port sen stad ton ville"
     ),
 )
-"""Beginnings, middles and ends of invented names: a city or family nobody has heard of can only be copied."""
+"""Beginnings, middles and ends of invented words: a city or a job nobody has heard of can only be copied."""
+
+JOB_ENDS = _split("er ist or smith maker ian")
+HOBBY_ENDS = _split("ing ball ics ery o a")
 
 TABLES: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...], tuple[str, ...]], ...] = (
     # table, text columns with values, number columns

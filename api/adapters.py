@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from ..core.client import EngineClient
 from ..core.errors import EngineFailure
-from ..core.messages import AdapterState
 from ..lora import sources
 from ..lora.base import BaseModel
 from ..lora.errors import AdapterCorrupt
@@ -28,7 +28,8 @@ from .auth import PUBLIC, Caller
 from .config import ServerConfig
 from .errors import ApiError
 from .holds import Holds
-from .protocol.adapters import Adapter, AdapterCreate, AdapterPatch, Matched, Residency
+from .protocol.adapters import Adapter, AdapterCreate, AdapterPatch
+from .receipts import receipt
 from .workers import Pool, Workers
 
 logger = structlog.get_logger(__name__)
@@ -38,9 +39,7 @@ FLUSH_SECONDS = 10.0
 
 
 class AdapterService:
-    """Register, find, move and remove adapters. All methods belong to the event loop; the store runs in
-    threads.
-    """
+    """Register, find, move and remove adapters. Belongs to the event loop; the store runs in threads."""
 
     def __init__(
         self,
@@ -62,9 +61,7 @@ class AdapterService:
     # ---------------------------------------------------------------- life
 
     async def refuse_name_of_base(self) -> None:
-        """Raises `adapter_exists` where an adapter of an earlier start has the name the base is served under
-        now.
-        """
+        """Raises `adapter_exists` where an adapter has the name that the base is served under now."""
         for record in await self._workers.registry(self._store.list, None):
             if record.name == self._config.base_name:
                 message = f"an adapter of tenant {record.tenant} has the base's name {record.name!r}; "
@@ -73,8 +70,8 @@ class AdapterService:
     async def start(self) -> None:
         """Bring back what is pinned, and register the adapters of the settings.
 
-        The engine hears of every other adapter when it is first used: a registry may hold thousands, and their
-        files may lie far away.
+        The engine hears of every other adapter when it is first used: a registry may hold thousands, and
+        their files may lie far away.
         """
         await self._workers.files(self._clear_scratch)
         for record in await self._workers.registry(self._store.list, None):
@@ -158,25 +155,21 @@ class AdapterService:
         )
         record = registration.record
         if dry_run:
-            return self._view(record, blocks=self._planned_blocks(registration)), False
-        await self._know(record)
-        if registration.replaced or create.pinned is not None:
+            return self._view(record, self._planned_blocks(registration)), False
+        if record.pinned or create.pinned is not None:
             record = await self._settle_pin(registration, create.pinned)
         if create.preload is not False:
             self._in_background(self._preload(record))
         return self._view(record), registration.created
 
     async def _settle_pin(self, registration: Registration, pinned: bool | None) -> AdapterRecord:
-        """Give the name's new version its pin, or undo the registration where the pool has no room for one
-        more.
-        """
+        """Give the name's new version its pin, or undo the registration where the pool has no room for it."""
         record = registration.record
         wanted = record.pinned if pinned is None else pinned
         try:
             if wanted:
-                await self._sync_pins(
-                    except_for=record.digest
-                )  # the replaced version gives its pin back first
+                await self._know(record)
+                await self._sync_pins(but=record.digest)  # a replaced version gives its pin back first
                 await self._engine.pin(record.digest, True)
             record = await self._workers.registry(
                 self._store.patch, record.name, record.tenant, pinned=wanted
@@ -238,9 +231,7 @@ class AdapterService:
     # ---------------------------------------------------------------- changes
 
     async def patch(self, name: str, patch: AdapterPatch, caller: Caller) -> Adapter:
-        """Change pin, description or current version; `pin_limit` where the pool has no room for one more
-        pin.
-        """
+        """Change pin, description or current version; `pin_limit` where no more may be pinned."""
         record = await self._get(name, caller)
         target = record if patch.version is None else await self._get(f"{name}@{patch.version}", caller)
         if record.pinned if patch.pinned is None else patch.pinned:
@@ -253,7 +244,8 @@ class AdapterService:
             description=patch.description,
             version=patch.version,
         )
-        await self._sync_pins()
+        if patch.pinned is not None or patch.version is not None:
+            await self._sync_pins()
         return self._view(record)
 
     async def _pin(self, record: AdapterRecord, instead_of: AdapterRecord) -> None:
@@ -275,19 +267,20 @@ class AdapterService:
         await self._engine.load(record.digest)
         return self._view(record)
 
-    async def evict(self, ref: str, to: Residency, caller: Caller) -> Adapter:
+    async def evict(self, ref: str, to: Literal["host", "disk"], caller: Caller) -> Adapter:
         record = await self._get(ref, caller)
         if self._holds.count(record.digest):
             raise ApiError("adapter_in_use", f"adapter {record.reference} is in use by a request")
         await self._know(record)
-        await self._engine.evict(record.digest, "disk" if to == "disk" else "host")
+        await self._engine.evict(record.digest, to)
         return self._view(record)
 
     async def remove(self, ref: str, caller: Caller) -> None:
         """Requests that use a removed version go on; its memory and files are freed after the last one."""
-        await self._workers.registry(self._holds.remove, ref, caller.tenant)
+        removal = await self._workers.registry(self._holds.remove, ref, caller.tenant)
         await self._free()
-        await self._sync_pins()
+        if any(record.pinned for record in removal.removed):
+            await self._sync_pins()
 
     async def _free(self) -> None:
         """Engine first, then the disk: nothing may need a file that is gone."""
@@ -297,7 +290,7 @@ class AdapterService:
         if digests:
             await self._workers.registry(self._store.collect, digests)
 
-    async def _sync_pins(self, except_for: str | None = None) -> None:
+    async def _sync_pins(self, but: str | None = None) -> None:
         """Make the engine's pins those of the registry: a digest is pinned while any name pins it."""
         records = await self._workers.registry(self._store.all_versions)
         wanted: dict[str, bool] = {}
@@ -305,7 +298,7 @@ class AdapterService:
             wanted[record.digest] = wanted.get(record.digest, False) or record.pinned
         for digest, pinned in wanted.items():
             state = self._engine.adapters.get(digest)
-            if state is not None and state.pinned != pinned and digest != except_for:
+            if state is not None and state.pinned != pinned and digest != but:
                 try:
                     await self._engine.pin(digest, pinned)
                 except EngineFailure as error:
@@ -362,51 +355,19 @@ class AdapterService:
 
     # ---------------------------------------------------------------- the rest
 
-    def _view(self, record: AdapterRecord, blocks: int | None = None) -> Adapter:
-        state = self._engine.adapters.get(record.digest) or AdapterState(
-            digest=record.digest, residency="disk"
-        )
-        return Adapter(
-            id=record.id,
-            name=record.name,
-            tenant=record.tenant,
-            version=record.version,
-            digest=record.digest,
-            status=_status(record, state),
-            error=state.error,
-            residency=state.residency,
-            pinned=record.pinned,
-            rank=record.rank,
-            target_modules=record.target_modules,
-            size_bytes=record.size_bytes,
-            blocks=state.blocks if blocks is None else blocks,
-            matched=Matched(record.matched, record.total),
-            warnings=record.warnings,
-            base_model=record.base_model,
-            in_use=self._holds.count(record.digest),
-            requests=record.requests,
-            tokens=record.prompt_tokens + record.generated_tokens,
-            created_at=record.created_at,
-            last_used_at=record.last_used_at,
-            description=record.description,
-        )
+    def _view(self, record: AdapterRecord, planned_blocks: int | None = None) -> Adapter:
+        state = self._engine.adapters.get(record.digest)
+        return receipt(record, state, self._holds.count(record.digest), planned_blocks)
 
     async def _flush_usage(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            await self._workers.registry(self._store.flush_usage)
+            try:
+                await self._workers.registry(self._store.flush_usage)
+            except SQLAlchemyError as error:  # what was counted is kept, and written the next time
+                logger.warning("usage not written", reason=str(error))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _status(
-    record: AdapterRecord, state: AdapterState
-) -> Literal["ready", "loading", "failed", "incompatible"]:
-    if record.status == "incompatible":
-        return "incompatible"
-    if state.error is not None:
-        return "failed"
-    return "loading" if state.loading else "ready"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar, cast
 
@@ -11,14 +10,11 @@ import msgspec
 from litestar import Request
 from litestar.types import HTTPReceiveMessage, Receive
 
-from .errors import ApiError, ClientGone, invalid
+from .errors import ApiError, ClientGone, invalid, wrong_value
 
 T = TypeVar("T")
 
 AnyRequest = Request[Any, Any, Any]
-
-_PATH = re.compile(r" - at `\$\.?([A-Za-z0-9_]*)")
-_MISSING = re.compile(r"^Object missing required field `([^`]+)`")
 
 
 async def body_chunks(request: AnyRequest, limit: int) -> AsyncIterator[bytes]:
@@ -57,8 +53,7 @@ def decode(body: bytes, body_type: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=body_type)
     except msgspec.ValidationError as error:
-        found = _PATH.search(str(error)) or _MISSING.search(str(error))
-        raise invalid(str(error), (found and found[1]) or None) from error
+        raise wrong_value(error) from error
     except msgspec.DecodeError as error:
         raise invalid(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:

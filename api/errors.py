@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -42,6 +43,10 @@ STATUS = {
 
 RETRY_AFTER = {"rate_limit_exceeded": 1, "overloaded": 1, "shutting_down": 5, "adapter_cold": 1}
 """Seconds a client should wait, where trying again makes sense."""
+
+
+_PATH = re.compile(r" - at `\$\.?([A-Za-z0-9_]*)")
+_MISSING = re.compile(r"^Object missing required field `([^`]+)`")
 
 
 class ApiError(Exception):
@@ -86,6 +91,12 @@ class ErrorEnvelope(msgspec.Struct):
 
 def invalid(message: str, param: str | None = None) -> ApiError:
     return ApiError("invalid_request", message, param)
+
+
+def wrong_value(error: msgspec.ValidationError) -> ApiError:
+    """A request's field has the wrong type or is missing; `param` names the outermost one."""
+    found = _PATH.search(str(error)) or _MISSING.search(str(error))
+    return invalid(str(error), (found and found[1]) or None)
 
 
 def as_api_error(error: BaseException, where: str = "this path") -> ApiError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from typing import cast
 
 import structlog
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
@@ -35,7 +36,7 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._call(scope, receive, send)
+            await self._call(cast(HTTPScope, scope), receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -73,12 +73,11 @@ class Admission:
             old = sequence.blocked_since is not None and step - sequence.blocked_since >= self._patience
             headroom = 0 if old else len(running)
             if not self._residency.on_device(sequence.digests):
-                if failed < MAX_FAILED_PLACEMENTS:
-                    failed += not self._place(
-                        sequence, headroom, spare, step, urgent=first or (old and not fenced)
-                    )
+                leads = old and not fenced
+                if leads or failed < MAX_FAILED_PLACEMENTS:
+                    failed += not self._place(sequence, headroom, spare, step, urgent=first or leads)
                 first = False
-                if old and not fenced:
+                if leads:
                     self.fence.raise_for(sequence.key, self._now(sequence))
                     fenced = True
                 continue

@@ -106,6 +106,8 @@ class Scheduler:
     def abort(self, keys: Iterable[int]) -> None:
         """End these sequences without an output; what they hold is free at once, or after the step in flight
         that writes to it. Unknown keys are ignored."""
+        keys = set(keys)
+        self._outbox = [output for output in self._outbox if output.key not in keys]
         for key in keys:
             sequence = self._live.get(key)
             if sequence is None:

@@ -18,6 +18,7 @@ from typing import Protocol, cast
 
 import torch
 
+from .packed_weight import PackedWeight
 from .pool import Pool
 
 
@@ -98,6 +99,12 @@ class Ops(Protocol):
         """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]
 
         x [T, K] float, weight [N, K] int8, scale [N] float32 (bitsandbytes' SCB / 127), -> [T, N].
+        """
+
+    def linear_w4(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """y[t, n] = sum_j x[t, order[j]] * (codes[n, j] - zeros[n, g]) * scales[n, g] + bias[n]
+
+        g = j // group_size. x [T, K] float, weight [N, K] in 4 or 8 bit (`PackedWeight` has the layout), -> [T, N].
         """
 
     def embedding(self, token_ids: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

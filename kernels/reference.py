@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from .ops import AdapterTables, AttentionBatch, LoraBatch
+from .packed_weight import PackedWeight
 from .pool import ROW_ALIGN, Pool
 
 ROWS_INVARIANT = False
@@ -37,6 +38,15 @@ def linear_int8(
 ) -> torch.Tensor:
     """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]"""
     y = F.linear(x.float(), weight.float()) * scale
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(x.dtype)
+
+
+def linear_w4(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """y[t, n] = sum_j x[t, order[j]] * (codes[n, j] - zeros[n, g]) * scales[n, g] + bias[n]"""
+    ordered = x if weight.order is None else x[:, weight.order]
+    y = F.linear(ordered.float(), weight.values())
     if bias is not None:
         y = y + bias.float()
     return y.to(x.dtype)

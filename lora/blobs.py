@@ -20,7 +20,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from .canonical import open_adapter
-from .errors import AdapterCorrupt
+from .errors import AdapterCorrupt, StoreError
 
 _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
 _TEMPORARY = ".writing-"
@@ -46,14 +46,22 @@ class Blobs(Protocol):
 
 
 def open_blobs(url: str | None, data_dir: Path, installation: str) -> Blobs:
-    """The store at fsspec URL `url` (None: in `data_dir`), in a folder of this installation's own."""
-    if url is None:
-        return LocalBlobs(data_dir / "blobs" / installation)
-    filesystem, root = fsspec.core.url_to_fs(url)
-    if isinstance(filesystem, LocalFileSystem):
-        return LocalBlobs(Path(root) / installation)
-    cache = LocalBlobs(data_dir / "blob-cache" / installation)
-    return RemoteBlobs(filesystem, f"{root.rstrip('/')}/{installation}", cache)
+    """The store at fsspec URL `url` (None: in `data_dir`), in a folder of this installation's own.
+
+    Raises StoreError invalid_request if there is none that can be used.
+    """
+    try:
+        if url is None:
+            return LocalBlobs(data_dir / "blobs" / installation)
+        filesystem, root = fsspec.core.url_to_fs(url)
+        if isinstance(filesystem, LocalFileSystem):
+            return LocalBlobs(Path(root) / installation)
+        cache = LocalBlobs(data_dir / "blob-cache" / installation)
+        return RemoteBlobs(filesystem, f"{root.rstrip('/')}/{installation}", cache)
+    except (ValueError, ImportError, OSError) as error:
+        raise StoreError(
+            "invalid_request", f"the blob store cannot be used: {error}", "blob_store"
+        ) from error
 
 
 class LocalBlobs:

@@ -72,7 +72,7 @@ class Database:
         for attempt in range(_RETRIES):
             try:
                 with Session(self._writer, expire_on_commit=False) as session, session.begin():
-                    session.connection()  # begins now, not at the first query: SQLite's lock is held from here on
+                    session.connection()  # begins now, not at the first query: holds SQLite's lock from here
                     return work(session)
             except (IntegrityError, OperationalError) as error:
                 if attempt == _RETRIES - 1 or not _collided(error):

@@ -91,18 +91,21 @@ class Row:
 
 # ------------------------------------------------------------------ questions
 
+_ROWS = (
+    sa.select(TenantRow, AdapterRow, VersionRow, UsageRow)
+    .join(AdapterRow, AdapterRow.tenant_id == TenantRow.id)
+    .join(VersionRow, VersionRow.adapter_id == AdapterRow.id)
+    .outerjoin(UsageRow, UsageRow.version_id == VersionRow.id)
+    .order_by(TenantRow.name, AdapterRow.name, VersionRow.number)
+)
+"""Made once: every request asks it."""
+
 
 def rows(
     session: Session, tenant: str | None = None, name: str | None = None, *, current_only: bool = False
 ) -> list[Row]:
     """Versions ordered by tenant, name and number."""
-    query = (
-        sa.select(TenantRow, AdapterRow, VersionRow, UsageRow)
-        .join(AdapterRow, AdapterRow.tenant_id == TenantRow.id)
-        .join(VersionRow, VersionRow.adapter_id == AdapterRow.id)
-        .outerjoin(UsageRow, UsageRow.version_id == VersionRow.id)
-        .order_by(TenantRow.name, AdapterRow.name, VersionRow.number)
-    )
+    query = _ROWS
     if tenant is not None:
         query = query.where(TenantRow.name == tenant)
     if name is not None:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from . import canonical, registry
@@ -75,10 +76,10 @@ class AdapterStore:
 
         `database`: SQLAlchemy URL; None: SQLite in `data_dir`. `blob_store`: fsspec URL; None: a folder in
         `data_dir`. `reserved_names`: names no adapter may have (those the base is served under). Leftovers of
-        interrupted registrations are cleared.
+        interrupted registrations are cleared. Raises StoreError invalid_request if either cannot be used.
         """
         data_dir = data_dir.resolve()
-        opened = Database(database or f"sqlite:///{data_dir / 'registry.sqlite'}")
+        opened = Database(database or sa.URL.create("sqlite", database=str(data_dir / "registry.sqlite")))
         blobs = open_blobs(blob_store, data_dir, opened.installation())
         store = cls(
             base, opened, blobs, reserved_names=reserved_names, max_rank=max_rank, max_bytes=max_bytes

@@ -39,6 +39,8 @@ class Expected:
 
     shape: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...] = FLOATS
+    source: str = "config.json"
+    """What says so, for the message where it looks otherwise."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from ..errors import invalid
+from ..errors import invalid, wrong_value
 
+Description = Annotated[str, msgspec.Meta(max_length=4096)]
 Residency = Literal["device", "host", "disk"]
+Status = Literal["ready", "loading", "failed", "incompatible"]
 
 
 class AdapterCreate(msgspec.Struct, kw_only=True):
@@ -21,7 +23,7 @@ class AdapterCreate(msgspec.Struct, kw_only=True):
     replace: bool | None = None
     preload: bool | None = None
     """Bring it to the device right after; done unless this is false."""
-    description: str | None = None
+    description: Description | None = None
 
 
 def from_parts(parts: dict[str, str]) -> AdapterCreate:
@@ -32,14 +34,15 @@ def from_parts(parts: dict[str, str]) -> AdapterCreate:
             if parts[name] not in ("true", "false"):
                 raise invalid(f"{name} must be true or false", name)
             fields[name] = parts[name] == "true"
-    if "name" not in parts:
-        raise invalid("name is missing", "name")
-    return msgspec.convert(fields, AdapterCreate)
+    try:
+        return msgspec.convert(fields, AdapterCreate)
+    except msgspec.ValidationError as error:
+        raise wrong_value(error) from error
 
 
 class AdapterPatch(msgspec.Struct, kw_only=True):
     pinned: bool | None = None
-    description: str | None = None
+    description: Description | None = None
     version: int | None = None
 
 
@@ -76,7 +79,7 @@ class Adapter(msgspec.Struct, kw_only=True):
     tenant: str
     version: int | None
     digest: str
-    status: Literal["ready", "loading", "failed", "incompatible"]
+    status: Status
     error: str | None
     residency: Residency
     pinned: bool

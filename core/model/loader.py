@@ -12,13 +12,15 @@ from ...quant.base import Expected, LinearMethod, LinearSpec, QuantError, Target
 from ...quant.detect import Form, Requested, detect
 from ...quant.int8 import Int8Linear, quantize_rows
 from ...quant.none import FloatLinear
+from ...quant.settings import SIDE_FILES
 from .config import ModelConfig
-from .json_file import ModelError
+from .json_file import ModelError, read_json
 from .llama import DOWN, GATE_UP, OUT, QKV, Layer, LlamaModel, Projection
 from .rope import cos_sin_table
 from .weights import Checkpoint
 
-EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
+LM_HEAD, HEAD = "lm_head", "lm_head.weight"
 
 ProgressReport = Callable[[str, int, int], None]
 """What is done, so many, of so many."""
@@ -45,10 +47,12 @@ def load_model(
     """
     if int8_activations:
         raise ModelError("int8 activations are not available; leave out --int8-activations")
-    checkpoint = Checkpoint.open(Path(folder))
+    folder = Path(folder)
+    checkpoint = Checkpoint.open(folder)
+    side_files = {name: read_json(folder / name) for name in SIDE_FILES if (folder / name).is_file()}
     target = Target(ops, dtype, torch.device(device), batch_invariant)
     try:
-        form = detect(quantization, config.quantization_config, checkpoint.dtypes)
+        form = detect(quantization, config.quantization_config, checkpoint.dtypes, side_files)
         return _Loader(config, checkpoint, form, target, progress).load(
             quantize_head,
             min(max_positions or config.max_position_embeddings, config.max_position_embeddings),
@@ -75,19 +79,15 @@ class _Loader:
         self.progress = progress
         self.weight_bytes = 0
         self.notes: list[str] = []
+        self.packed_head = form.packs_head(LM_HEAD, checkpoint)
+        self.head_spec = LinearSpec(LM_HEAD, config.vocab_size, config.hidden_size, bias=False)
 
     def load(self, quantize_head: bool, max_positions: int) -> LlamaModel:
         config, target = self.config, self.target
         self.checkpoint.check(self._expected(), self.notes)
         self._report(0)
         embedding = self._table(EMBEDDING)
-        if config.tie_word_embeddings:
-            head = self._head(embedding, quantize_head)
-            if self.checkpoint.dtype(HEAD) is not None:
-                self._compare_tied_head()
-        else:
-            head = self._head(self._table(HEAD), quantize_head)
-        shared = config.tie_word_embeddings and not quantize_head
+        head, shared = self._head(embedding, quantize_head)
         self.weight_bytes += embedding.nbytes + (0 if shared else head.weight_bytes)
         layers = []
         for index in range(config.num_layers):
@@ -120,7 +120,9 @@ class _Loader:
         config = self.config
         table = Expected((config.vocab_size, config.hidden_size))
         found = {EMBEDDING: table, NORM: Expected((config.hidden_size,))}
-        if not config.tie_word_embeddings or self.checkpoint.dtype(HEAD) is not None:
+        if self.packed_head:
+            found.update(self.form.expected(self.head_spec, self.checkpoint))
+        elif not config.tie_word_embeddings or self.checkpoint.dtype(HEAD) is not None:
             found[HEAD] = table
         for index in range(config.num_layers):
             for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -169,10 +171,21 @@ class _Loader:
         stored = self.checkpoint.read(name)
         return stored.to(self.target.device, held_dtype([stored.dtype], self.target.dtype), copy=True)
 
-    def _head(self, weight: torch.Tensor, quantize: bool) -> LinearMethod:
-        if not quantize:
-            return FloatLinear(weight, None, self.target)
-        return Int8Linear(*quantize_rows(weight.cpu()), None, self.target)
+    def _head(self, embedding: torch.Tensor, quantize: bool) -> tuple[LinearMethod, bool]:
+        """The head, and whether its weight is the embedding's own."""
+        tied = self.config.tie_word_embeddings
+        if self.packed_head:
+            if tied:
+                self.notes.append(
+                    f"{LM_HEAD} is packed and used, although config.json ties it to the embedding"
+                )
+            return self.form.load(self.checkpoint, [self.head_spec], self.target), False
+        if tied and self.checkpoint.dtype(HEAD) is not None:
+            self._compare_tied_head()
+        weight = embedding if tied else self._table(HEAD)
+        if quantize:
+            return Int8Linear(*quantize_rows(weight.cpu()), None, self.target), False
+        return FloatLinear(weight, None, self.target), tied
 
     def _compare_tied_head(self) -> None:
         head, embedding = self.checkpoint.read(HEAD), self.checkpoint.read(EMBEDDING)

@@ -49,12 +49,21 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """Read every header. ModelError for missing or broken files, and where index and files disagree."""
         index, single = folder / INDEX, folder / SINGLE
+        if not index.is_file() and not single.is_file():
+            index, single = cls._other_names(folder)
         if index.is_file():
             return cls._open_sharded(index)
-        if not single.is_file():
-            raise ModelError(f"{folder}: no weights: neither {INDEX} nor {SINGLE} is there")
         stored = _header(single)
         return cls(dict.fromkeys(stored, single), stored)
+
+    @staticmethod
+    def _other_names(folder: Path) -> tuple[Path, Path]:
+        """The one index or file of weights under a name of its tool's (gptq_model-4bit-64g.safetensors)."""
+        indices = sorted(folder.glob("*.safetensors.index.json"))
+        singles = sorted(folder.glob("*.safetensors"))
+        if len(indices) == 1 or (not indices and len(singles) == 1):
+            return (indices or [folder / INDEX])[0], (singles or [folder / SINGLE])[0]
+        raise ModelError(f"{folder}: no weights: neither {INDEX} nor {SINGLE} is there")
 
     @classmethod
     def _open_sharded(cls, index: Path) -> Checkpoint:
@@ -108,11 +117,12 @@ class Checkpoint:
         wrong = []
         for name, want in expected.items():
             shape, dtype = self._stored[name]
-            if shape != want.shape:
-                wrong.append(f"{name} has the shape {list(shape)}, config.json asks for {list(want.shape)}")
-            elif dtype not in want.dtypes:
+            if shape != want.shape or dtype not in want.dtypes:
                 wanted = " or ".join(_short(kind) for kind in want.dtypes)
-                wrong.append(f"{name} is {_short(dtype)}, not {wanted}")
+                wrong.append(
+                    f"{name} is {_short(dtype)} {list(shape)}, "
+                    f"but {want.source} asks for {wanted} {list(want.shape)}"
+                )
         if wrong:
             raise ModelError("tensors that do not fit: " + _listed(wrong, "; "))
         left = [name for name in self._stored if name not in expected]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..reference import embedding
 from .attention import paged_attention
+from .linear_w4 import linear_w4
 from .linears import linear, linear_int8, linear_invariant
 from .lora import add_lora
 from .norm_rope import add_rms_norm, rms_norm, rope_and_write_kv, silu_mul
@@ -23,6 +24,7 @@ __all__ = [
     "linear",
     "linear_int8",
     "linear_invariant",
+    "linear_w4",
     "paged_attention",
     "rms_norm",
     "rope_and_write_kv",

@@ -1,38 +1,51 @@
-"""How tensors reach the kernels: as flat numpy arrays over the same memory."""
+"""How tensors reach the kernels: as numpy arrays over the same memory, without a copy.
+
+A view costs a microsecond and a step makes a thousand of them, so a dense tensor is handed over in the shape it has:
+kernels count elements from its beginning.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-NONE = np.empty(0, dtype=np.float32)
-"""Stands for a bias or scale that is not there."""
+from ..pool import Pool
 
-_AS_INTEGER = {torch.float16: torch.uint16, torch.bfloat16: torch.int16}
+NONE = np.empty(0, dtype=np.float32)
+"""Stands for a bias, scale or residual that is not there."""
+
+_STAND_INS = {torch.float16: torch.uint16, torch.bfloat16: torch.int16}
+"""numba knows no 16-bit floats: their bits come as integers (`vector_ir.FLOAT16`, `vector_ir.BFLOAT16`)."""
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """A dense tensor's memory as a flat array; float16 as uint16 and bfloat16 as int16, which numba can name."""
-    kind = _AS_INTEGER.get(tensor.dtype)
-    flat = tensor.view(-1)
-    return (flat if kind is None else flat.view(kind)).numpy()
+    """A dense tensor's memory."""
+    stand_in = _STAND_INS.get(tensor.dtype)
+    return (tensor if stand_in is None else tensor.view(stand_in)).numpy()
 
 
-def rows_of(tensor: torch.Tensor) -> tuple[np.ndarray, int]:
-    """A flat float32 array and the distance from one row to the next, for a tensor [rows, …] of any float dtype.
-
-    A view whose rows are dense (a slice of a fused output's columns) is not copied.
-    """
-    tensor = tensor.float()
-    if tensor.is_contiguous():
-        return tensor.view(-1).numpy(), tensor.stride(0)
-    length = tensor[0].numel()
-    if not tensor[0].is_contiguous():
-        return tensor.contiguous().view(-1).numpy(), length
-    step = tensor.stride(0)
-    return tensor.as_strided(((tensor.shape[0] - 1) * step + length,), (1,)).numpy(), step
+def as_floats(tensor: torch.Tensor) -> np.ndarray:
+    """Any tensor's values in dense float32; a copy only where it is not so already."""
+    return tensor.float().contiguous().numpy()
 
 
 def optional(tensor: torch.Tensor | None) -> np.ndarray:
-    """A float32 vector, or `NONE`."""
-    return NONE if tensor is None else tensor.float().contiguous().numpy()
+    """`as_floats`, or `NONE`."""
+    return NONE if tensor is None else as_floats(tensor)
+
+
+def spread_rows(tensor: torch.Tensor) -> tuple[np.ndarray, int]:
+    """Values in float32 as a flat array, and how far one row of [rows, …] lies from the next.
+
+    A view whose rows are dense, as a slice of a fused output's columns, is not copied.
+    """
+    tensor = tensor.float()
+    length, step = tensor[0].numel(), tensor.stride(0)
+    if not tensor[0].is_contiguous():
+        return tensor.contiguous().view(-1).numpy(), length
+    return tensor.as_strided(((tensor.shape[0] - 1) * step + length,), (1,)).numpy(), step
+
+
+def pool_array(pool: Pool, dtype: torch.dtype) -> np.ndarray:
+    """The whole pool in elements of `dtype`."""
+    return pool.memory.view(_STAND_INS.get(dtype, dtype)).numpy()

@@ -11,12 +11,12 @@ import torch
 
 from ..ops import AttentionBatch
 from ..pool import Pool
-from .arrays import as_array, rows_of
+from .arrays import as_floats, pool_array
 from .compiled import compiled
 from .exponential import exp
 from .products import row_products
 from .team import TEAM, share
-from .vector_ir import LANES, add_weighted_rows, fma, largest, load, total
+from .vector_ir import LANES, add_weighted_rows, fma, largest, load, store, total
 
 PART_KEYS = 256
 """(row, key-value head, key) triples in one part of the work: about 5 microseconds of one core."""
@@ -54,10 +54,10 @@ def _add_values(out, out_rows, weights, weight_rows, count, pool, tokens, at, le
             m += 1
     for m in range(count):
         for d in range(head_dim // LANES * LANES, head_dim):
-            value = out[out_rows[m] + d]
+            value = np.float32(0.0)
             for j in range(length):
                 value = fma(load(weights, weight_rows[m] + j), load(pool, tokens[j] + at + d), value)
-            out[out_rows[m] + d] = value
+            store(out, out_rows[m] + d, value)
 
 
 @compiled
@@ -71,7 +71,7 @@ def _softmax(scores, start, length, scale):  # type: ignore[no-untyped-def]
 
 @compiled
 def _attend(  # type: ignore[no-untyped-def]
-    part, parts, out, q, q_step, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
+    part, parts, out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
     block_size, block_step, layer_at, value_at, scale,
 ):  # fmt: skip
     """One part of all pairs of (row, key-value head), row by row."""
@@ -83,7 +83,7 @@ def _attend(  # type: ignore[no-untyped-def]
         longest = max(longest, np.int64(lengths[s]))
     tokens = np.empty(longest, np.int64)  # where each token of the current sequence begins, in elements
     scores = np.empty(group * longest, np.float32)
-    q_rows, out_rows, score_rows = np.empty(group, np.int64), np.empty(group, np.int64), np.empty(group, np.int64)
+    rows, score_rows = np.empty(group, np.int64), np.empty(group, np.int64)
     for i in range(group):
         score_rows[i] = i * longest
     for s in range(lengths.size):
@@ -100,22 +100,21 @@ def _attend(  # type: ignore[no-untyped-def]
             at = kv_head * block_size * head_dim
             for i in range(group):
                 head = kv_head * group + i
-                q_rows[i] = row * q_step + head * head_dim
-                out_rows[i] = (row * num_heads + head) * head_dim
-            row_products(scores, score_rows, 0, q, q_rows, 0, group, pool, tokens, at, seen, head_dim)
+                rows[i] = (row * num_heads + head) * head_dim
+            row_products(scores, score_rows, 0, q, rows, 0, group, pool, tokens, at, seen, head_dim)
             for i in range(group):
                 weight = _softmax(scores, score_rows[i], seen, scale)
                 for j in range(score_rows[i], score_rows[i] + seen):
                     scores[j] /= weight
-                for d in range(out_rows[i], out_rows[i] + head_dim):
-                    out[d] = 0
-            _add_values(out, out_rows, scores, score_rows, group, pool, tokens, at + value_at, seen, head_dim)
+                for d in range(rows[i], rows[i] + head_dim):
+                    store(out, d, np.float32(0.0))
+            _add_values(out, rows, scores, score_rows, group, pool, tokens, at + value_at, seen, head_dim)
             pair += 1
 
 
 @compiled
 def _attention(  # type: ignore[no-untyped-def]
-    words, part_keys, out, q, q_step, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
+    words, part_keys, out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
     block_size, block_step, layer_at, value_at, scale,
 ):  # fmt: skip
     keys = 0
@@ -125,7 +124,7 @@ def _attention(  # type: ignore[no-untyped-def]
     share(
         words, parts, _attend,
         (
-            out, q, q_step, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
+            out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
             block_size, block_step, layer_at, value_at, scale,
         ),
     )  # fmt: skip
@@ -140,10 +139,9 @@ def paged_attention(
     out = torch.empty((rows, num_heads, head_dim), dtype=torch.float32)
     if rows == 0:
         return out.to(q.dtype)
-    values, step = rows_of(q)
     itemsize = layout.kv_dtype.itemsize
     _attention(
-        TEAM.words, PART_KEYS, as_array(out), values, step, as_array(pool.elements(layout.kv_dtype)),
+        TEAM.words, PART_KEYS, out.numpy(), as_floats(q), pool_array(pool, layout.kv_dtype),
         batch.block_tables.numpy(), batch.cu_seqlens_q.numpy(), batch.context_lens.numpy(), num_heads,
         layout.num_kv_heads, head_dim, layout.block_size, layout.block_bytes // itemsize,
         layer * (layout.layer_bytes // itemsize), layout.num_kv_heads * layout.block_size * head_dim,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .arrays import NONE, as_array, optional, rows_of
+from .arrays import NONE, as_array, as_floats, optional
 from .compiled import compiled
-from .products import STRIP, evenly_spaced, row_products, widen
+from .products import STRIP, evenly_spaced, row_products
 from .team import TEAM, share
 from .vector_ir import load, store
 
-DIRECT_ROWS = 4
-"""Up to this many rows weights are widened in registers as they are used; above, once per strip into a scratch."""
 CACHED_VALUES = 32768
 """Activation values worked on together (128 KiB: a share of the second-level cache)."""
 PART_PRODUCTS = 150_000
@@ -31,30 +29,24 @@ def _scale_and_shift(out, start, scale, bias, n, width):  # type: ignore[no-unty
 
 
 @compiled
-def _columns(part, parts, out, x, x_step, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
+def _columns(part, parts, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
     """One part of the columns of out [rows, size] = x [rows, k] times w [size, k] transposed, times scale, plus bias."""
     strips = (size + STRIP - 1) // STRIP
     begin, end = strips * part // parts * STRIP, min(strips * (part + 1) // parts * STRIP, size)
-    block = max(DIRECT_ROWS, CACHED_VALUES // k // 4 * 4)
-    x_rows, out_rows = evenly_spaced(rows, x_step), evenly_spaced(rows, size)
-    w_rows = evenly_spaced(STRIP, k)
-    wide = np.empty(STRIP * k if rows > DIRECT_ROWS else 0, np.float32)
+    block = max(4, CACHED_VALUES // k // 4 * 4)
+    x_rows, out_rows, w_rows = evenly_spaced(rows, k), evenly_spaced(rows, size), evenly_spaced(STRIP, k)
     for first in range(0, rows, block):
         last = min(first + block, rows)
         for n in range(begin, end, STRIP):
             width = min(STRIP, end - n)
-            if rows > DIRECT_ROWS:
-                widen(wide, w, n * k, width * k)
-                row_products(out, out_rows, n, x, x_rows, first, last, wide, w_rows, 0, width, k)
-            else:
-                row_products(out, out_rows, n, x, x_rows, first, last, w, w_rows, n * k, width, k)
+            row_products(out, out_rows, n, x, x_rows, first, last, w, w_rows, n * k, width, k)
             for t in range(first, last):
                 _scale_and_shift(out, out_rows[t] + n, scale, bias, n, width)
 
 
 @compiled
-def _product(words, parts, out, x, x_step, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
-    share(words, parts, _columns, (out, x, x_step, rows, w, size, scale, bias, k))
+def _product(words, parts, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
+    share(words, parts, _columns, (out, x, rows, w, size, scale, bias, k))
 
 
 def _run(
@@ -64,10 +56,9 @@ def _run(
     size = weight.shape[0]
     out = torch.empty((rows, size), dtype=torch.float32)
     if rows and size:
-        values, step = rows_of(x)
         parts = max(1, min(rows * size * k // PART_PRODUCTS, size // STRIP))
         _product(
-            TEAM.words, parts, as_array(out), values, step, rows, as_array(weight), size, scale, optional(bias), k
+            TEAM.words, parts, out.numpy(), as_floats(x), rows, as_array(weight), size, scale, optional(bias), k
         )
     return out if x.dtype == torch.float32 else out.to(x.dtype)
 

@@ -14,11 +14,11 @@ import torch
 
 from ..ops import LoraBatch
 from ..pool import ROW_ALIGN, Pool
-from .arrays import as_array, rows_of
+from .arrays import as_floats, pool_array
 from .compiled import compiled
 from .products import row_products
 from .team import TEAM, share
-from .vector_ir import LANES, add_weighted_rows, fma, load
+from .vector_ir import LANES, add_weighted_rows, fma, load, store
 
 SHRINK_RANKS, SHRINK_PAIRS = 8, 32
 """A unit of the first pass: so many rows of A times so many rows of x."""
@@ -40,7 +40,7 @@ def _plan(ranks, slots, starts, layer, modules):  # type: ignore[no-untyped-def]
 
 @compiled
 def _shrink(  # type: ignore[no-untyped-def]
-    part, parts, sums, sums_at, x, x_step, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
+    part, parts, sums, sums_at, x, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
     pair_weights, starts, slots, layer, modules, k,
 ):  # fmt: skip
     """sums[pair, r] = weight * scale * x[row] . A[r], for every `parts`-th unit beginning with number `part`."""
@@ -61,7 +61,7 @@ def _shrink(  # type: ignore[no-untyped-def]
                     for j in range(width):
                         a_rows[j] = np.int64(rows[first + r + j]) * per_unit
                     for m in range(count):
-                        x_rows[m] = np.int64(pair_rows[p + m]) * x_step
+                        x_rows[m] = np.int64(pair_rows[p + m]) * k
                         sum_rows[m] = base + (p + m - starts[g]) * rank + r
                     row_products(sums, sum_rows, 0, x, x_rows, 0, count, pool, a_rows, 0, width, k)
                     for m in range(count):
@@ -86,7 +86,7 @@ def _add_columns(out, outs, sums, sum_rows, pool, b_rows, rank, begin, end):  # 
             delta = np.float32(0.0)
             for r in range(rank):
                 delta = fma(load(sums, sum_rows[m] + r), load(pool, b_rows[r] + n), delta)
-            out[outs[m] + n] += delta
+            store(out, outs[m] + n, load(out, outs[m] + n) + delta)
         n += 1
 
 
@@ -132,7 +132,7 @@ def _expand(  # type: ignore[no-untyped-def]
 
 @compiled
 def _add_lora(  # type: ignore[no-untyped-def]
-    words, out, out_step, x, x_step, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
+    words, out, out_step, x, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
     pair_weights, starts, slots, layer, modules, offsets, k,
 ):  # fmt: skip
     sums_at = _plan(ranks, slots, starts, layer, modules)
@@ -143,7 +143,7 @@ def _add_lora(  # type: ignore[no-untyped-def]
     share(
         words, parts, _shrink,
         (
-            sums, sums_at, x, x_step, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
+            sums, sums_at, x, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
             pair_weights, starts, slots, layer, modules, k,
         ),
     )  # fmt: skip
@@ -168,17 +168,14 @@ def add_lora(
     """out[row, module's columns] += weight * scale * (x[row] @ A.T) @ B.T"""
     if len(lora.pair_rows) == 0:
         return
-    if out.dtype != torch.float32:
-        wide = out.float()
-        add_lora(wide, x, pool, layer, modules, offsets, lora)
-        out.copy_(wide)
+    if out.dtype != torch.float32 or not out.is_contiguous():
+        dense = out.float().contiguous()
+        add_lora(dense, x, pool, layer, modules, offsets, lora)
+        out.copy_(dense)
         return
     tables = lora.tables
-    target, out_step = rows_of(out)
-    assert target.ctypes.data == out.data_ptr(), "out must have dense rows"
-    values, x_step = rows_of(x)
     _add_lora(
-        TEAM.words, target, out_step, values, x_step, as_array(pool.elements(tables.dtype)),
+        TEAM.words, out.numpy(), out.shape[1], as_floats(x), pool_array(pool, tables.dtype),
         ROW_ALIGN // tables.dtype.itemsize, tables.ranks.numpy(), tables.first_row.numpy(),
         tables.scales.numpy(), tables.rows.numpy(), lora.pair_rows.numpy(), lora.pair_weights.numpy(),
         lora.starts.numpy(), lora.slots.numpy(), layer, np.asarray(modules, np.int64),

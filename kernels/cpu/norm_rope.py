@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..pool import Pool
-from .arrays import NONE, as_array, rows_of
+from .arrays import NONE, as_floats, optional, pool_array, spread_rows
 from .compiled import compiled
 from .exponential import exp
 from .team import TEAM, share
@@ -17,38 +17,38 @@ PART_VALUES = 16384
 
 
 @compiled
-def _norm_rows(part, parts, out, total, x, x_step, residual, weight, eps, size, rows):  # type: ignore[no-untyped-def]
+def _norm_rows(part, parts, out, total, x, residual, weight, eps, size, rows):  # type: ignore[no-untyped-def]
     """out = norm(x), or with a residual: total = x + residual, out = norm(total)."""
     square = np.empty(1, np.float32)
     for t in range(rows * part // parts, rows * (part + 1) // parts):
-        here, row, step = t * size, x, t * x_step
+        here, row = t * size, x
         if residual.size:
-            for i in range(size):
-                store(total, here + i, load(x, t * x_step + i) + load(residual, here + i))
-            row, step = total, here
-        dots(square, (0,), row, (step,), row, (step,), size)
+            for i in range(here, here + size):
+                store(total, i, load(x, i) + load(residual, i))
+            row = total
+        dots(square, (0,), row, (here,), row, (here,), size)
         factor = np.float32(1.0) / np.sqrt(square[0] / np.float32(size) + eps)
         for i in range(size):
-            store(out, here + i, load(row, step + i) * factor * load(weight, i))
+            store(out, here + i, load(row, here + i) * factor * load(weight, i))
 
 
 @compiled
-def _norm_all(words, parts, out, total, x, x_step, residual, weight, eps, size, rows):  # type: ignore[no-untyped-def]
-    share(words, parts, _norm_rows, (out, total, x, x_step, residual, weight, eps, size, rows))
+def _norm_all(words, parts, out, total, x, residual, weight, eps, size, rows):  # type: ignore[no-untyped-def]
+    share(words, parts, _norm_rows, (out, total, x, residual, weight, eps, size, rows))
 
 
 @compiled
-def _silu_rows(part, parts, out, x, x_step, size, rows):  # type: ignore[no-untyped-def]
+def _silu_rows(part, parts, out, x, size, rows):  # type: ignore[no-untyped-def]
     one = np.float32(1.0)
     for t in range(rows * part // parts, rows * (part + 1) // parts):
         for i in range(size):
-            gate = load(x, t * x_step + i)
-            store(out, t * size + i, gate / (one + exp(-gate)) * load(x, t * x_step + size + i))
+            gate = load(x, 2 * t * size + i)
+            store(out, t * size + i, gate / (one + exp(-gate)) * load(x, (2 * t + 1) * size + i))
 
 
 @compiled
-def _silu_all(words, parts, out, x, x_step, size, rows):  # type: ignore[no-untyped-def]
-    share(words, parts, _silu_rows, (out, x, x_step, size, rows))
+def _silu_all(words, parts, out, x, size, rows):  # type: ignore[no-untyped-def]
+    share(words, parts, _silu_rows, (out, x, size, rows))
 
 
 @compiled
@@ -120,11 +120,9 @@ def _norm(
     out = torch.empty((rows, size), dtype=torch.float32)
     total = out if residual is None else torch.empty_like(out)
     if rows:
-        values, step = rows_of(x)
-        added = NONE if residual is None else as_array(residual.contiguous())
         _norm_all(
-            TEAM.words, _parts(rows, size), as_array(out), as_array(total), values, step, added,
-            as_array(weight.float()), np.float32(eps), size, rows,
+            TEAM.words, _parts(rows, size), out.numpy(), total.numpy(), as_floats(x), optional(residual),
+            as_floats(weight), np.float32(eps), size, rows,
         )  # fmt: skip
     return out, total
 
@@ -134,8 +132,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=torch.float32)
     if rows:
-        values, step = rows_of(gate_up)
-        _silu_all(TEAM.words, _parts(rows, 4 * size), as_array(out), values, step, size, rows)
+        _silu_all(TEAM.words, _parts(rows, 4 * size), out.numpy(), as_floats(gate_up), size, rows)
     return out.to(gate_up.dtype)
 
 
@@ -157,9 +154,9 @@ def rope_and_write_kv(
     if rows:
         itemsize = layout.kv_dtype.itemsize
         _rope_all(
-            TEAM.words, _parts(rows, num_heads * head_dim), as_array(out), *rows_of(q), *rows_of(k),
-            *rows_of(v), positions.numpy(), as_array(cos), as_array(sin),
-            as_array(pool.elements(layout.kv_dtype)), slot_mapping.numpy(), num_heads, layout.num_kv_heads,
+            TEAM.words, _parts(rows, num_heads * head_dim), out.numpy(), *spread_rows(q),
+            *spread_rows(k), *spread_rows(v), positions.numpy(), cos.numpy(), sin.numpy(),
+            pool_array(pool, layout.kv_dtype), slot_mapping.numpy(), num_heads, layout.num_kv_heads,
             head_dim, layout.block_size, layout.block_bytes // itemsize,
             layer * (layout.layer_bytes // itemsize), layout.num_kv_heads * layout.block_size * head_dim, rows,
         )  # fmt: skip

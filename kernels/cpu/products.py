@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from .compiled import compiled
-from .vector_ir import dots, load
+from .vector_ir import dots
 
 STRIP = 24
 """Weight rows handled together: divisible by the columns of each tile below, small enough for the caches."""
@@ -65,10 +65,3 @@ def evenly_spaced(count, step):  # type: ignore[no-untyped-def]
     for i in range(count):
         offsets[i] = i * step
     return offsets
-
-
-@compiled
-def widen(out, w, start, count):  # type: ignore[no-untyped-def]
-    """out[i] = w[start + i] as float32"""
-    for i in range(count):
-        out[i] = load(w, start + i)

@@ -21,6 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 8
+CACHE_LINE = 64
 FLOAT16, BFLOAT16 = types.uint16, types.int16
 """What the 16-bit floats are called in numba's types."""
 
@@ -64,12 +65,21 @@ def _define_dots(function: Any, rows: int, columns: int, x_type: Any, w_type: An
 
     def add_products(sums: list[Any], start: Any, stop: Any, lanes: int) -> None:
         with cgutils.for_range_slice(b, start, stop, size.type(lanes), size.type) as (k, _):
+            if lanes == LANES:
+                ask_for_next(k)
             values = [_widened(b, w, k, w_type, lanes) for w in ws]
             for m, x in enumerate(xs):
                 factor = _widened(b, x, k, x_type, lanes)
                 for n, value in enumerate(values):
                     slot = sums[m * columns + n]
                     b.store(_fma(b, factor, value, b.load(slot)), slot)
+
+    def ask_for_next(k: Any) -> None:
+        """Fetch what lies behind these w rows, most likely the next tile, while this one is worked on."""
+        step = columns * LANES  # elements of w per round
+        behind = b.gep(ws[-1], [b.add(size, b.mul(k, size.type(columns)))])
+        for line in range(0, step * w_type.bitwidth // 8, CACHE_LINE):
+            _prefetch(b, b.gep(behind, [size.type(line * 8 // w_type.bitwidth)]))
 
     lane_sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(rows * columns)]
     add_products(lane_sums, size.type(0), whole, LANES)
@@ -185,20 +195,6 @@ def scale_by_power(typingctx: Any, value: Any, shifted: Any) -> Any:
     return types.float32(types.float32, types.float32), generate
 
 
-@intrinsic
-def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of array[index]; never faults, so an index past the end is harmless."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        pointer = b.bitcast(b.gep(_pointers(context, b, signature, args)[0], [args[1]]), _I8.as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
-        function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-        b.call(function, [pointer, _I32(0), _I32(3), _I32(1)])  # read, keep in all levels, data
-        return context.get_dummy_value()
-
-    return types.void(array, index), generate
-
-
 def _reduction(start: float, combine: Any) -> Any:
     """Code for a reduction of (array, start, count) in eight lanes, then a tree, then the rest one by one."""
 
@@ -275,3 +271,11 @@ def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     suffix = "f32" if z.type == _F32 else f"v{z.type.count}f32"
     kind = ir.FunctionType(z.type, [z.type] * 3)
     return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.{suffix}"), [x, y, z])
+
+
+def _prefetch(b: Any, pointer: Any) -> None:
+    """Ask for the cache line at `pointer`; never faults, so what lies past an end is harmless."""
+    place = b.bitcast(pointer, _I8.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+    b.call(function, [place, _I32(0), _I32(3), _I32(1)])  # to read, into all levels, data

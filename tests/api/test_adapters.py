@@ -61,7 +61,7 @@ def test_preload_is_the_default_and_can_be_left_out(own_server):
     digest = own_server.register("b", "b", preload=False).json()["digest"]
     own_server.wait_until(lambda: own_server.client.get("/adapters/a").json()["residency"] == "device")
     assert own_server.client.get("/adapters/a").json()["blocks"] == 3
-    assert own_server.engine.adapters[digest].residency == "disk"
+    assert digest not in own_server.engine.adapters, "nobody has used it yet"
 
 
 def test_load_and_evict(own_server):
@@ -115,6 +115,7 @@ def test_patch(own_server):
     refused(patch("/adapters/x", json={"pinned": True}), 404, "adapter_not_found")
     refused(patch("/adapters/a", json={"pinned": "yes"}), 400, "invalid_request")
     refused(patch("/adapters/a", json={"version": True}), 400, "invalid_request")
+    refused(patch("/adapters/a", json={"description": "x" * 5000}), 400, "invalid_request")
 
 
 def test_pins_follow_a_name_to_its_current_version(own_server):
@@ -279,6 +280,20 @@ def test_an_adapter_that_cannot_be_loaded_fails_alone_and_is_tried_again(own_ser
     own_server.engine.refusal = None
     assert own_server.complete(adapter="a").status_code == 200
     assert own_server.client.get("/adapters/a").json()["status"] == "ready"
+
+
+def test_a_lost_file_costs_its_own_adapter_alone(base, serve, sources, tmp_path):
+    with serve(tmp_path, base, adapter_roots=(sources,)) as server:
+        digest = server.register("a", "a", pinned=True).json()["digest"]
+        server.register("b", "b")
+    (blob,) = (tmp_path / "data").rglob(f"{digest.removeprefix('sha256:')}*")
+    blob.unlink()
+    with serve(tmp_path, base, adapter_roots=(sources,)) as server:
+        assert len(server.client.get("/adapters").json()["data"]) == 2
+        refused(server.complete(adapter="a"), 503, "adapter_failed")
+        refused(server.client.post("/adapters/a/load"), 503, "adapter_failed")
+        assert server.complete(adapter="b").status_code == 200
+        assert server.client.delete("/adapters/a").status_code == 204
 
 
 def test_adapters_outlive_a_restart(base, serve, sources, tmp_path):

@@ -64,6 +64,7 @@ def test_a_dry_run_of_an_upload(own_server, sources):
         (lambda f: [*files(f), ("note", (None, b"x" * 100_000))], "invalid_request", "note"),
         (lambda f: [*files(f), *((f"note{i}", (None, b"x")) for i in range(20))], "invalid_request", ""),
         (lambda f: [*files(f), ("source", (None, b"a"))], "invalid_request", "source"),
+        (lambda f: [*files(f), ("description", (None, b"x" * 5000))], "invalid_request", "4096"),
     ],
 )
 def test_bad_uploads_leave_nothing(own_server, sources, change, code, hint):

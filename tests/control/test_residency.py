@@ -221,6 +221,17 @@ def test_a_broken_file_fails_those_who_wait_for_it_and_nobody_else(engine: Any) 
     fake.check_at_rest()
 
 
+def test_nothing_is_said_to_who_left_before_the_news_of_a_broken_file(engine: Any) -> None:
+    fake = engine()
+    fake.know("bad", corrupt=True)
+    other = fake.submit([1], max_tokens=3)
+    key = fake.submit([1], "bad", max_tokens=3)
+    fake.step(between=lambda _: fake.abort(key))  # the step's own answers come with the news
+    assert fake.received[key].ends == 0
+    fake.finish()
+    fake.check_answer(fake.received[other])
+
+
 def test_a_load_call_hears_of_a_broken_file(engine: Any) -> None:
     fake = engine()
     fake.know("bad", corrupt=True)
@@ -432,18 +443,22 @@ def test_a_load_does_not_take_the_place_of_what_a_queued_request_waits_with(engi
         fake.check_answer(fake.received[key])
 
 
-def test_a_pinned_adapter_stays_also_while_only_queued_requests_want_it(engine: Any) -> None:
-    fake = engine(blocks=12, max_num_seqs=1)
+def test_of_two_adapters_that_queued_requests_want_the_pinned_one_stays(engine: Any) -> None:
+    """Also where it is used less and would be the first to go."""
+    fake = engine(blocks=16, max_num_seqs=1)
     fake.know("pinned", blocks=4, pinned=True)
+    fake.know("popular", blocks=4)
     load(fake, "pinned")
-    fake.know("a", blocks=6)
-    first = fake.submit(list(range(1, 20)), max_tokens=12, ignore_eos=True)
-    second = fake.submit([1, 2], "a", max_tokens=3)  # 7 blocks
-    third = fake.submit([1, 2], "pinned", max_tokens=3)
-    while fake.scheduler.has_work:
+    load(fake, "popular")
+    keys = [fake.submit(list(range(1, 20)), max_tokens=21, ignore_eos=True)]  # 10 blocks in the end
+    keys.append(fake.submit([1, 2], "pinned", max_tokens=3))
+    keys += [fake.submit([1, 2, index], "popular", max_tokens=3) for index in range(5)]
+    while keys[0] in fake.live:
         fake.step()
         assert where(fake, "pinned") == "device"
-    for key in (first, second, third):
+    assert where(fake, "popular") == "host"
+    fake.finish()
+    for key in keys:
         fake.check_answer(fake.received[key])
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from heddle.lora.base import BaseModel
+from heddle.lora.store import AdapterStore
 
 from .peft_adapters import AdapterFolder, base_of, lora_layers, make_peft, tiny_llama
 
@@ -47,3 +48,21 @@ def _qv(save_adapter: Callable[..., tuple[Path, dict[str, float]]]) -> Path:
 def qv(_qv: Path, tmp_path: Path) -> AdapterFolder:
     """A rank-2 adapter on q and v of the two-layer model, scale 2, written by PEFT."""
     return AdapterFolder(Path(shutil.copytree(_qv, tmp_path / "qv")))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[AdapterStore]:
+    opened = AdapterStore.open(tmp_path / "data", base_of(2), reserved_names=["tiny"], max_rank=64)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def folders(qv: AdapterFolder, tmp_path: Path) -> list[Path]:
+    """Three folders with different weights."""
+    made = []
+    for number in range(3):
+        folder = AdapterFolder(Path(shutil.copytree(qv.path, tmp_path / f"adapter{number}")))
+        folder.store({name: value + number for name, value in folder.tensors.items()})
+        made.append(folder.path)
+    return made

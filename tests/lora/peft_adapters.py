@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from heddle.lora.base import BaseModel
+from heddle.lora.errors import AdapterInvalid
+from heddle.lora.inspect import AdapterSpec, inspect
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from safetensors.numpy import load_file, save_file
@@ -98,3 +101,14 @@ class AdapterFolder:
 
     def rename(self, change: Callable[[str], str]) -> AdapterFolder:
         return self.store({change(name): value for name, value in self.tensors.items()})
+
+
+def check(folder: AdapterFolder | Path, base: BaseModel | None = None, max_rank: int = 64) -> AdapterSpec:
+    path = folder.path if isinstance(folder, AdapterFolder) else folder
+    return inspect(path, base or base_of(2), max_rank=max_rank, max_bytes=1 << 20)
+
+
+def refusal(folder: AdapterFolder | Path, base: BaseModel | None = None, max_rank: int = 64) -> str:
+    with pytest.raises(AdapterInvalid) as error:
+        check(folder, base, max_rank)
+    return str(error.value)

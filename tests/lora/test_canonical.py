@@ -125,7 +125,7 @@ def test_a_folder_that_changes_between_check_and_write_is_refused(qv: AdapterFol
 
 
 def test_checking_and_storing_a_large_adapter_takes_little_memory(tmp_path: Path) -> None:
-    """In a process of its own: the peak grows by far less than the file's 100 MB."""
+    """In a process of its own: the peak grows by far less than the file's 25 MB."""
     import subprocess
     import sys
 

@@ -1,56 +1,17 @@
-"""The store's rules: versions, names, tenants, replacement, removal, other bases, usage, restarts."""
+"""The store's rules: versions, names, references, replacement, removal."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from heddle.lora.canonical import open_adapter
-from heddle.lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
-from heddle.lora.schema import Table, TenantRow
+from heddle.lora.errors import AdapterCorrupt, AdapterInvalid
 from heddle.lora.store import AdapterStore
 
-from .peft_adapters import AdapterFolder, base_of
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[AdapterStore]:
-    opened = AdapterStore.open(tmp_path / "data", base_of(2), reserved_names=["tiny"], max_rank=64)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def folders(qv: AdapterFolder, tmp_path: Path) -> list[Path]:
-    """Three folders with different weights."""
-    made = []
-    for number in range(3):
-        folder = AdapterFolder(Path(shutil.copytree(qv.path, tmp_path / f"adapter{number}")))
-        folder.store({name: value + number for name, value in folder.tensors.items()})
-        made.append(folder.path)
-    return made
-
-
-def add_tenant(store: AdapterStore, name: str) -> None:
-    store._database.write(lambda session: session.add(TenantRow(name=name, created_at=datetime.now(UTC))))
-
-
-def refused(code: str, call: Callable[[], object]) -> StoreError:
-    with pytest.raises(StoreError) as error:
-        call()
-    assert error.value.code == code
-    return error.value
-
-
-def blob_files(tmp_path: Path) -> int:
-    return len(list((tmp_path / "data" / "blobs").rglob("*.safetensors")))
-
+from .peft_adapters import AdapterFolder
+from .store_checks import blob_files, refused
 
 # ------------------------------------------------------------------ versions
 
@@ -276,158 +237,3 @@ def test_one_weight_file_under_two_names_lives_as_long_as_either(
         store.path(digest)
     assert store.register(folders[0], name="c").created
     store.path(digest)
-
-
-# ------------------------------------------------------------------ tenants
-
-
-def test_a_name_means_the_tenants_own_adapter_then_publics(store: AdapterStore, folders: list[Path]) -> None:
-    add_tenant(store, "acme")
-    add_tenant(store, "other")
-    public = store.register(folders[0], name="a").record
-    store.register(folders[0], name="shared")
-    own = store.register(folders[1], name="a", tenant="acme").record
-    secret = store.register(folders[2], name="secret", tenant="acme").record
-    assert store.resolve("a", "acme").digest == own.digest
-    assert store.resolve("a", "other").digest == public.digest
-    assert store.resolve("shared", "acme").tenant == "public"
-    assert store.resolve("secret", "acme").digest == secret.digest
-    hidden = refused("model_not_found", lambda: store.resolve("secret", "other"))
-    missing = refused("model_not_found", lambda: store.resolve("nothing", "other"))
-    assert hidden.message.replace("secret", "nothing") == missing.message
-    assert (hidden.code, hidden.param) == (missing.code, missing.param)
-    # The own name hides public's with all versions.
-    store.register(folders[2], name="a", replace=True)
-    refused("model_not_found", lambda: store.resolve("a@2", "acme"))
-    refused("adapter_not_found", lambda: store.get("shared", "acme"))
-    assert [(r.tenant, r.name) for r in store.list(None)] == [
-        ("acme", "a"), ("acme", "secret"), ("public", "a"), ("public", "shared"),
-    ]  # fmt: skip
-    assert [r.name for r in store.list("acme")] == ["a", "secret"]
-    assert [r.name for r in store.list("other")] == []
-
-
-def test_an_unknown_tenant_can_register_nothing(
-    store: AdapterStore, folders: list[Path], tmp_path: Path
-) -> None:
-    refused("tenant_not_found", lambda: store.register(folders[0], name="a", tenant="nobody"))
-    assert blob_files(tmp_path) == 0
-
-
-# ------------------------------------------------------------------ bases, usage, restarts
-
-
-def test_adapters_of_another_base_are_listed_and_kept_and_never_served(
-    folders: list[Path], tmp_path: Path
-) -> None:
-    first = AdapterStore.open(tmp_path / "data", base_of(2, name="llama-a", fingerprint="sha256:a"))
-    first.register(folders[0], name="a")
-    first.close()
-    store = AdapterStore.open(tmp_path / "data", base_of(2, name="llama-b", fingerprint="sha256:b"))
-    (record,) = store.list()
-    assert (record.status, record.base_model) == ("incompatible", "llama-a")
-    assert "another base" in refused("adapter_invalid", lambda: store.resolve("a")).message
-    assert "another base" in refused("adapter_exists", lambda: store.register(folders[0], name="a")).message
-    assert store.register(folders[0], name="a", replace=True).record.reference == "a@2"
-    assert store.resolve("a").version == 2
-    assert [r.status for r in store.versions("a")] == ["incompatible", "ready"]
-    store.close()
-    first = AdapterStore.open(tmp_path / "data", base_of(2, name="llama-a", fingerprint="sha256:a"))
-    assert first.resolve("a@1").status == "ready"
-    first.close()
-
-
-def test_usage_is_visible_at_once_survives_restarts_and_follows_the_version(
-    store: AdapterStore, folders: list[Path], tmp_path: Path
-) -> None:
-    one = store.register(folders[0], name="a").record
-    assert (one.requests, one.last_used_at) == (0, None)
-    assert one.version_id is not None
-    store.touch(one.version_id, prompt_tokens=10, generated_tokens=3)
-    store.touch(one.version_id, prompt_tokens=1, generated_tokens=1)
-
-    def seen(opened: AdapterStore) -> tuple[int, int, int]:
-        record = opened.get("a@1")
-        return record.requests, record.prompt_tokens, record.generated_tokens
-
-    assert seen(store) == (2, 11, 4)
-    store.flush_usage()
-    store.flush_usage()
-    assert seen(store) == (2, 11, 4)
-    store.touch(one.version_id, prompt_tokens=5)
-    assert seen(store) == (3, 16, 4)
-    two = store.register(folders[1], name="a", replace=True).record
-    assert two.requests == 0
-    store.close()
-    again = AdapterStore.open(tmp_path / "data", base_of(2))
-    assert seen(again) == (3, 16, 4)
-    last = again.get("a@1").last_used_at
-    assert last is not None
-    assert last.tzinfo is not None
-    assert abs((datetime.now(UTC) - last).total_seconds()) < 60
-    again.close()
-
-
-def test_usage_of_a_removed_version_is_dropped_and_never_given_to_another(
-    store: AdapterStore, folders: list[Path]
-) -> None:
-    gone = store.register(folders[0], name="a").record
-    assert gone.version_id is not None
-    store.touch(gone.version_id)
-    store.remove("a")
-    new = store.register(folders[1], name="b").record
-    assert new.version_id != gone.version_id
-    store.touch(gone.version_id)
-    store.flush_usage()
-    assert store.get("b").requests == 0
-
-
-def test_everything_is_there_after_a_restart(
-    store: AdapterStore, folders: list[Path], tmp_path: Path
-) -> None:
-    for folder in folders:
-        store.register(folder, name="a", replace=True, source="adapters/x")
-    store.patch("a", version=2, pinned=True)
-    before = store.versions("a")
-    store.close()
-    again = AdapterStore.open(tmp_path / "data", base_of(2))
-    assert again.versions("a") == before
-    assert again.all_versions() == before
-    for record in before:
-        assert record.source == "adapters/x"
-        open_adapter(again.path(record.digest)).close()
-    again.close()
-
-
-def test_a_lost_or_rotten_file_is_an_error_and_registering_again_heals_it(
-    store: AdapterStore, folders: list[Path]
-) -> None:
-    digest = store.register(folders[0], name="a").record.digest
-    path = store.path(digest)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:100])
-    with pytest.raises(AdapterCorrupt):
-        open_adapter(store.path(digest))
-    store.register(folders[0], name="a")
-    assert path.read_bytes() == whole
-    path.unlink()
-    with pytest.raises(AdapterCorrupt, match="missing"):
-        store.path(digest)
-    store.register(folders[0], name="a")
-    assert path.read_bytes() == whole
-
-
-def test_the_migrations_make_just_the_tables_of_the_schema(store: AdapterStore, tmp_path: Path) -> None:
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/data/registry.sqlite")
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-    engine.dispose()
-
-
-def test_commits_are_durable_and_references_enforced(store: AdapterStore) -> None:
-    def pragma(name: str) -> object:
-        return store._database.write(lambda session: session.execute(sa.text(f"PRAGMA {name}")).scalar())
-
-    assert pragma("synchronous") == 2
-    assert pragma("foreign_keys") == 1

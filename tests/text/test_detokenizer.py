@@ -36,7 +36,7 @@ def singly(token_ids: list[int]) -> list[list[int]]:
     return [[token] for token in token_ids]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_chunks_and_stop_strings_give_the_decoded_text_cut_at_the_first_stop(any_tokenizer, data):
     """Oracle: decode everything with the `tokenizers` package, take the prompt's text off, search, cut."""

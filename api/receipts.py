@@ -1,0 +1,47 @@
+"""What an adapter looks like from outside: the registry's record and the engine's state in one."""
+
+from __future__ import annotations
+
+from ..core.messages import AdapterState
+from ..lora.records import AdapterRecord
+from .protocol.adapters import Adapter, Matched, Status
+
+
+def receipt(
+    record: AdapterRecord, state: AdapterState | None, in_use: int, planned_blocks: int | None = None
+) -> Adapter:
+    """`state`: None where the engine has not heard of it. `planned_blocks`: shown for the blocks it holds."""
+    if state is None:
+        state = AdapterState(digest=record.digest, residency="disk")
+    return Adapter(
+        id=record.id,
+        name=record.name,
+        tenant=record.tenant,
+        version=record.version,
+        digest=record.digest,
+        status=_status(record, state),
+        error=state.error,
+        residency=state.residency,
+        pinned=record.pinned,
+        rank=record.rank,
+        target_modules=record.target_modules,
+        size_bytes=record.size_bytes,
+        blocks=state.blocks if planned_blocks is None else planned_blocks,
+        matched=Matched(record.matched, record.total),
+        warnings=record.warnings,
+        base_model=record.base_model,
+        in_use=in_use,
+        requests=record.requests,
+        tokens=record.prompt_tokens + record.generated_tokens,
+        created_at=record.created_at,
+        last_used_at=record.last_used_at,
+        description=record.description,
+    )
+
+
+def _status(record: AdapterRecord, state: AdapterState) -> Status:
+    if record.status == "incompatible":
+        return "incompatible"
+    if state.error is not None:
+        return "failed"
+    return "loading" if state.loading else "ready"

@@ -1,0 +1,197 @@
+"""The store beyond one name: tenants, other bases, usage, restarts, lost files, settings."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from heddle.lora.canonical import open_adapter
+from heddle.lora.errors import AdapterCorrupt
+from heddle.lora.schema import Table
+from heddle.lora.store import AdapterStore
+
+from .peft_adapters import base_of
+from .store_checks import add_tenant, blob_files, refused
+
+# ------------------------------------------------------------------ tenants
+
+
+def test_a_name_means_the_tenants_own_adapter_then_publics(store: AdapterStore, folders: list[Path]) -> None:
+    add_tenant(store, "acme")
+    add_tenant(store, "other")
+    public = store.register(folders[0], name="a").record
+    store.register(folders[0], name="shared")
+    own = store.register(folders[1], name="a", tenant="acme").record
+    secret = store.register(folders[2], name="secret", tenant="acme").record
+    assert store.resolve("a", "acme").digest == own.digest
+    assert store.resolve("a", "other").digest == public.digest
+    assert store.resolve("shared", "acme").tenant == "public"
+    assert store.resolve("secret", "acme").digest == secret.digest
+    hidden = refused("model_not_found", lambda: store.resolve("secret", "other"))
+    missing = refused("model_not_found", lambda: store.resolve("nothing", "other"))
+    assert hidden.message.replace("secret", "nothing") == missing.message
+    assert (hidden.code, hidden.param) == (missing.code, missing.param)
+    # The own name hides public's with all versions.
+    store.register(folders[2], name="a", replace=True)
+    refused("model_not_found", lambda: store.resolve("a@2", "acme"))
+    refused("adapter_not_found", lambda: store.get("shared", "acme"))
+    assert [(r.tenant, r.name) for r in store.list(None)] == [
+        ("acme", "a"), ("acme", "secret"), ("public", "a"), ("public", "shared"),
+    ]  # fmt: skip
+    assert [r.name for r in store.list("acme")] == ["a", "secret"]
+    assert [r.name for r in store.list("other")] == []
+
+
+def test_an_unknown_tenant_can_register_nothing(
+    store: AdapterStore, folders: list[Path], tmp_path: Path
+) -> None:
+    refused("tenant_not_found", lambda: store.register(folders[0], name="a", tenant="nobody"))
+    assert blob_files(tmp_path) == 0
+
+
+# ------------------------------------------------------------------ bases, usage, restarts
+
+
+def test_adapters_of_another_base_are_listed_and_kept_and_never_served(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    first = AdapterStore.open(tmp_path / "data", base_of(2, name="llama-a", fingerprint="sha256:a"))
+    first.register(folders[0], name="a")
+    first.close()
+    store = AdapterStore.open(tmp_path / "data", base_of(2, name="llama-b", fingerprint="sha256:b"))
+    (record,) = store.list()
+    assert (record.status, record.base_model) == ("incompatible", "llama-a")
+    assert "another base" in refused("adapter_invalid", lambda: store.resolve("a")).message
+    assert "another base" in refused("adapter_exists", lambda: store.register(folders[0], name="a")).message
+    assert store.register(folders[0], name="a", replace=True).record.reference == "a@2"
+    assert store.resolve("a").version == 2
+    assert [r.status for r in store.versions("a")] == ["incompatible", "ready"]
+    store.close()
+    first = AdapterStore.open(tmp_path / "data", base_of(2, name="llama-a", fingerprint="sha256:a"))
+    assert first.resolve("a@1").status == "ready"
+    first.close()
+
+
+def test_usage_is_visible_at_once_survives_restarts_and_follows_the_version(
+    store: AdapterStore, folders: list[Path], tmp_path: Path
+) -> None:
+    one = store.register(folders[0], name="a").record
+    assert (one.requests, one.last_used_at) == (0, None)
+    assert one.version_id is not None
+    store.touch(one.version_id, prompt_tokens=10, generated_tokens=3)
+    store.touch(one.version_id, prompt_tokens=1, generated_tokens=1)
+
+    def seen(opened: AdapterStore) -> tuple[int, int, int]:
+        record = opened.get("a@1")
+        return record.requests, record.prompt_tokens, record.generated_tokens
+
+    assert seen(store) == (2, 11, 4)
+    store.flush_usage()
+    store.flush_usage()
+    assert seen(store) == (2, 11, 4)
+    store.touch(one.version_id, prompt_tokens=5)
+    assert seen(store) == (3, 16, 4)
+    two = store.register(folders[1], name="a", replace=True).record
+    assert two.requests == 0
+    store.close()
+    again = AdapterStore.open(tmp_path / "data", base_of(2))
+    assert seen(again) == (3, 16, 4)
+    last = again.get("a@1").last_used_at
+    assert last is not None
+    assert last.tzinfo is not None
+    assert abs((datetime.now(UTC) - last).total_seconds()) < 60
+    again.close()
+
+
+def test_usage_of_a_removed_version_is_dropped_and_never_given_to_another(
+    store: AdapterStore, folders: list[Path]
+) -> None:
+    gone = store.register(folders[0], name="a").record
+    assert gone.version_id is not None
+    store.touch(gone.version_id)
+    store.remove("a")
+    new = store.register(folders[1], name="b").record
+    assert new.version_id != gone.version_id
+    store.touch(gone.version_id)
+    store.flush_usage()
+    assert store.get("b").requests == 0
+
+
+def test_everything_is_there_after_a_restart(
+    store: AdapterStore, folders: list[Path], tmp_path: Path
+) -> None:
+    for folder in folders:
+        store.register(folder, name="a", replace=True, source="adapters/x")
+    store.patch("a", version=2, pinned=True)
+    before = store.versions("a")
+    store.close()
+    again = AdapterStore.open(tmp_path / "data", base_of(2))
+    assert again.versions("a") == before
+    assert again.all_versions() == before
+    for record in before:
+        assert record.source == "adapters/x"
+        open_adapter(again.path(record.digest)).close()
+    again.close()
+
+
+def test_a_lost_or_rotten_file_is_an_error_and_registering_again_heals_it(
+    store: AdapterStore, folders: list[Path]
+) -> None:
+    digest = store.register(folders[0], name="a").record.digest
+    path = store.path(digest)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    with pytest.raises(AdapterCorrupt):
+        open_adapter(store.path(digest))
+    store.register(folders[0], name="a")
+    assert path.read_bytes() == whole
+    path.unlink()
+    with pytest.raises(AdapterCorrupt, match="missing"):
+        store.path(digest)
+    store.register(folders[0], name="a")
+    assert path.read_bytes() == whole
+
+
+def test_a_data_folder_may_have_any_name(folders: list[Path], tmp_path: Path) -> None:
+    data = tmp_path / "d a?t#a%20 \u00e9"
+    AdapterStore.open(data, base_of(2)).register(folders[0], name="a")
+    again = AdapterStore.open(data, base_of(2))
+    assert again.get("a").version == 1
+    assert (data / "registry.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"database": "nonsense"}, "database"),
+        ({"database": "nosuchdb://x/y"}, "database"),
+        ({"database": "sqlite:////proc/nothing/x.sqlite"}, "database"),
+        ({"blob_store": "nosuchstore://x/y"}, "blob_store"),
+        ({"blob_store": "file:///proc/nothing/x"}, "blob_store"),
+    ],
+)
+def test_a_database_or_blob_store_that_cannot_be_used_is_named(
+    options: dict[str, str], param: str, tmp_path: Path
+) -> None:
+    error = refused("invalid_request", lambda: AdapterStore.open(tmp_path / "data", base_of(2), **options))
+    assert error.param == param
+
+
+def test_the_migrations_make_just_the_tables_of_the_schema(store: AdapterStore, tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/data/registry.sqlite")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    engine.dispose()
+
+
+def test_commits_are_durable_and_references_enforced(store: AdapterStore) -> None:
+    def pragma(name: str) -> object:
+        return store._database.write(lambda session: session.execute(sa.text(f"PRAGMA {name}")).scalar())
+
+    assert pragma("synchronous") == 2
+    assert pragma("foreign_keys") == 1
