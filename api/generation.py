@@ -6,6 +6,7 @@ import itertools
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 
 import msgspec
 from msgspec import UNSET
@@ -106,12 +107,13 @@ class Generation:
             run = Run(self._engine, self._choices(body, params, await encode(), selection, caller))
             first = True
             try:
-                async for choice, delta in run.deltas():
-                    if first:
-                        self._metrics.observe_first_token(time.monotonic() - arrived)
-                        first = False
-                    if body.stream and (chunk := writer.chunk(choice, delta)) is not None:
-                        yield chunk
+                async with aclosing(run.deltas()) as deltas:
+                    async for choice, delta in deltas:
+                        if first:
+                            self._metrics.observe_first_token(time.monotonic() - arrived)
+                            first = False
+                        if body.stream and (chunk := writer.chunk(choice, delta)) is not None:
+                            yield chunk
             except EngineFailure as failure:
                 raise _refused(failure, body) from failure
             finally:

@@ -12,7 +12,7 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """N rows of K codes; code j of row n stands for (code - zeros[n, g]) * scales[n, g], g = j // group_size."""
+    """Rows of codes; code j of row n stands for (code - zeros[n, g]) * scales[n, g], g = j // group_size."""
 
     codes: torch.Tensor
     """uint8 [N, K * bits / 8]. In 8 bit one code a byte. In 4 bit byte 8 b + i holds codes 16 b + i (its low

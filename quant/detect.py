@@ -15,7 +15,7 @@ from .gptq import GptqForm
 from .int8 import Int8Form
 from .none import FloatForm
 from .packed import PackedForm
-from .settings import CONFIG, SIDE_FILES, PackedSettings, combine, parse
+from .settings import CONFIG, SIDE_FILES, Exceptions, PackedSettings, combine, covers, parse
 from .side_by_side import SideBySide
 
 Requested = Literal["auto", "none", "int8", "gptq", "awq"]
@@ -37,8 +37,8 @@ class Form:
     """For the user: what in the checkpoint or the settings decided."""
     main: LinearForm
     """Of the linears that are in this form."""
-    leaves: Callable[[str], bool] | None = None
-    """Where the checkpoint itself is quantised: whether its settings leave a linear in float."""
+    exceptions: Exceptions | None = None
+    """Where the checkpoint itself is quantised."""
     settings: PackedSettings | None = None
     """GPTQ and AWQ alone."""
 
@@ -70,15 +70,19 @@ class Form:
         return found is not None or bool(said)
 
     def _form_of(self, spec: LinearSpec, reader: TensorReader) -> LinearForm:
-        if self.leaves is None:
+        if self.exceptions is None:
             return self.main
         plain = f"{spec.name}.weight"
         stored = reader.dtype(plain)
         packed = next((name for name in _packed_names(spec.name) if reader.dtype(name) is not None), None)
         if stored is None or stored not in FLOATS or packed is not None:
+            if packed is not None and self.exceptions.must_be_float(spec.name):
+                raise QuantError(f"{packed} is there, but {self.exceptions.key} leaves {spec.name} in float")
             return self.main
-        if not self.leaves(spec.name):
-            raise QuantError(f"{plain} is {stored}, but {self.reason}, and nothing there leaves it in float")
+        if not self.exceptions.may_be_float(spec.name):
+            raise QuantError(
+                f"{plain} is {stored}, but {self.reason}, and {self.exceptions.key} does not leave it in float"
+            )
         return FLOAT
 
 
@@ -105,10 +109,13 @@ def detect(
         assert combined is not None
         packed = parse(combined, source)
         reason = f"the checkpoint is {packed.describe()}"
-        return Form(packed.method, reason, PACKED[packed.method](packed), packed.leaves, packed)
+        return Form(packed.method, reason, PACKED[packed.method](packed), packed.exceptions, packed)
     if stored == "int8":
         skipped = (combined or {}).get("llm_int8_skip_modules") or []
-        return Form("int8", reason, INT8, lambda name: any(_covers(module, name) for module in skipped))
+        exceptions = Exceptions(
+            "llm_int8_skip_modules", lambda name: any(covers(module, name) for module in skipped)
+        )
+        return Form("int8", reason, INT8, exceptions)
     if requested == "int8":
         return Form("int8", "asked for; made on loading from the checkpoint's float weights", INT8)
     return Form("none", reason if requested == "auto" else "asked for", FLOAT)
@@ -155,8 +162,3 @@ def _stored_form(
 def _packed_names(name: str) -> list[str]:
     """The tensors that a packed linear has and no other."""
     return [f"{name}.{part}" for part in ("qweight", "qzeros", "scales")]
-
-
-def _covers(module: str, name: str) -> bool:
-    """Whether an entry of a skip list (a module's name, or the end of one) means `name` or a parent of it."""
-    return f".{module}." in f".{name}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -38,6 +38,18 @@ NOT_SERVED = {
 
 
 @dataclass(frozen=True)
+class Exceptions:
+    """Which linears of a quantised checkpoint are float, in the opinion of its settings."""
+
+    key: str
+    """The setting that has it."""
+    may_be_float: Callable[[str], bool]
+    """Whether the linear of that name is left in float, as the most generous tool would read the setting."""
+    must_be_float: Callable[[str], bool] = lambda name: False
+    """As the strictest would."""
+
+
+@dataclass(frozen=True)
 class PackedSettings:
     """How the packed linears of one checkpoint are to be read."""
 
@@ -68,11 +80,18 @@ class PackedSettings:
         order = ", act-order" if self.act_order else ""
         return f"{self.method.upper()}, {self.bits} bit, {groups}{order} ({self.source})"
 
-    def leaves(self, name: str) -> bool:
-        """Whether the settings leave the linear `name` in float."""
-        if self.only and not any(f".{name}".endswith(f".{module}") for module in self.only):
-            return True
-        return any(module in name for module in self.left)  # as AutoAWQ compares
+    @property
+    def exceptions(self) -> Exceptions:
+        if self.method == "gptq":
+            return Exceptions("modules_in_block_to_quantize", self._not_among, self._not_among)
+        return Exceptions(
+            "modules_to_not_convert",
+            lambda name: any(module in name for module in self.left),  # as AutoAWQ compares
+            lambda name: any(covers(module, name) for module in self.left),
+        )
+
+    def _not_among(self, name: str) -> bool:
+        return bool(self.only) and not any(f".{name}".endswith(f".{module}") for module in self.only)
 
 
 def combine(
@@ -91,7 +110,7 @@ def combine(
         sources.insert(0, (CONFIG, config))
     for file, raw in sources:
         settings = [(OTHER_NAMES.get(key, key), value) for key, value in raw.items() if value is not None]
-        if file in SIDE_FILES and "quant_method" not in raw:
+        if file in SIDE_FILES and raw.get("quant_method") is None:
             settings.append(("quant_method", SIDE_FILES[file]))
         for key, value in settings:
             if key in READING_KEYS and key in found and not _same(value, found[key]):
@@ -171,12 +190,17 @@ def _flag(settings: Mapping[str, Any], key: str, source: str) -> bool | None:
 def _names(settings: Mapping[str, Any], key: str, source: str) -> list[str]:
     """A list of module names; lists in it (the modules of one stage) are joined."""
     value = settings.get(key) or []
-    names = [
-        name for entry in value for name in (entry if isinstance(entry, list) else [entry])
-    ] if isinstance(value, list) else [None]  # fmt: skip
-    if not all(isinstance(name, str) and name for name in names):
+    names: list[str] = []
+    for entry in value if isinstance(value, list) else [value]:
+        names += entry if isinstance(entry, list) else [entry]
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in names):
         raise QuantError(f"{source}: {key} must be a list of module names, got {value!r}")
     return names
+
+
+def covers(module: str, name: str) -> bool:
+    """Whether an entry of a list of modules (a name, or a part of one) means `name` or a parent of it."""
+    return f".{module}." in f".{name}."
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -1,7 +1,7 @@
 """Attention that reads keys and values where they lie in the pool, for decoding rows and prefill chunks alike.
 
 A row's result depends on its own context alone: scores are `vector_ir.dots`, the softmax takes its maximum and sum over
-exactly the row's own positions, and values are added in the order of positions.
+exactly the row's own positions, and values are added in the order of positions, in runs of `KEYS` counted from the first.
 """
 
 from __future__ import annotations
@@ -18,46 +18,12 @@ from .products import row_products
 from .team import TEAM, share
 from .vector_ir import LANES, add_weighted_rows, fma, largest, load, store, total
 
+ROWS = 4
+"""Rows of one sequence worked on together, so that a key is fetched once for all of them."""
+KEYS = 48
+"""Keys scored in one go: divisible by the columns of each tile of `row_products`; 12 KiB at head_dim 64."""
 PART_KEYS = 256
 """(row, key-value head, key) triples in one part of the work: about 5 microseconds of one core."""
-
-
-@compiled
-def _add_values(out, out_rows, weights, weight_rows, count, pool, tokens, at, length, head_dim):  # type: ignore[no-untyped-def]
-    """out[out_rows[m] + d] += sum_j weights[weight_rows[m] + j] * value j [d], for `count` query heads of one row."""
-    m = 0
-    while m < count:
-        d = 0
-        if count - m >= 3:
-            outs = (out_rows[m], out_rows[m + 1], out_rows[m + 2])
-            ps = (weight_rows[m], weight_rows[m + 1], weight_rows[m + 2])
-            while d + 4 * LANES <= head_dim:
-                columns = (d, d + LANES, d + 2 * LANES, d + 3 * LANES)
-                add_weighted_rows(out, outs, weights, ps, pool, tokens, at, length, columns)
-                d += 4 * LANES
-            while d + LANES <= head_dim:
-                add_weighted_rows(out, outs, weights, ps, pool, tokens, at, length, (d,))
-                d += LANES
-            m += 3
-        else:
-            while d + 4 * LANES <= head_dim:
-                columns = (d, d + LANES, d + 2 * LANES, d + 3 * LANES)
-                add_weighted_rows(
-                    out, (out_rows[m],), weights, (weight_rows[m],), pool, tokens, at, length, columns
-                )
-                d += 4 * LANES
-            while d + LANES <= head_dim:
-                add_weighted_rows(
-                    out, (out_rows[m],), weights, (weight_rows[m],), pool, tokens, at, length, (d,)
-                )
-                d += LANES
-            m += 1
-    for m in range(count):
-        for d in range(head_dim // LANES * LANES, head_dim):
-            value = np.float32(0.0)
-            for j in range(length):
-                value = fma(load(weights, weight_rows[m] + j), load(pool, tokens[j] + at + d), value)
-            store(out, out_rows[m] + d, value)
 
 
 @compiled
@@ -65,67 +31,128 @@ def _softmax(scores, start, length, scale):  # type: ignore[no-untyped-def]
     """Turn scores into exp(scale * (score - max)) in place; returns their sum."""
     top = largest(scores, start, length)
     for j in range(start, start + length):
-        scores[j] = exp((scores[j] - top) * scale)
+        store(scores, j, exp((load(scores, j) - top) * scale))
     return total(scores, start, length)
 
 
 @compiled
-def _attend(  # type: ignore[no-untyped-def]
-    part, parts, out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
-    block_size, block_step, layer_at, value_at, scale,
+def _add_values(out, out_at, heads, weights, at, step, pool, tokens, value_at, length, head_dim):  # type: ignore[no-untyped-def]
+    """out[out_at + h * head_dim + d] += sum_j weights[at + h * step + j] * value j [d], for h < `heads`."""
+    whole = head_dim // LANES * LANES
+    h = 0
+    while h < heads:
+        o, p = out_at + h * head_dim, at + h * step
+        d = 0
+        if heads - h >= 3:
+            outs, ps = (o, o + head_dim, o + 2 * head_dim), (p, p + step, p + 2 * step)
+            while d + 4 * LANES <= whole:
+                columns = (d, d + LANES, d + 2 * LANES, d + 3 * LANES)
+                add_weighted_rows(out, outs, weights, ps, pool, tokens, value_at, length, columns)
+                d += 4 * LANES
+            while d < whole:
+                add_weighted_rows(out, outs, weights, ps, pool, tokens, value_at, length, (d,))
+                d += LANES
+            h += 3
+        else:
+            while d + 4 * LANES <= whole:
+                columns = (d, d + LANES, d + 2 * LANES, d + 3 * LANES)
+                add_weighted_rows(out, (o,), weights, (p,), pool, tokens, value_at, length, columns)
+                d += 4 * LANES
+            while d < whole:
+                add_weighted_rows(out, (o,), weights, (p,), pool, tokens, value_at, length, (d,))
+                d += LANES
+            h += 1
+    for h in range(heads):
+        for d in range(whole, head_dim):
+            value = np.float32(0.0)
+            for j in range(length):
+                value = fma(load(weights, at + h * step + j), load(pool, tokens[j] + value_at + d), value)
+            place = out_at + h * head_dim + d
+            store(out, place, load(out, place) + value)
+
+
+@compiled
+def _rows_of_one_head(  # type: ignore[no-untyped-def]
+    out, q, pool, tokens, scores, q_rows, score_rows, first, last, length, kv_head, group, num_heads,
+    head_dim, block_size, value_at, scale,
 ):  # fmt: skip
-    """One part of all pairs of (row, key-value head), row by row."""
+    """Rows first to last of one sequence, of which the last sees `length` tokens, for the queries of one kv head."""
+    step = tokens.size  # scores of one (row, head) and the next
+    count = (last - first) * group
+    for m in range(count):
+        q_rows[m] = ((first + m // group) * num_heads + kv_head * group + m % group) * head_dim
+        score_rows[m] = m * step
+    at = kv_head * block_size * head_dim
+    for start in range(0, length, KEYS):
+        width = min(KEYS, length - start)
+        row_products(scores, score_rows, start, q, q_rows, 0, count, pool, tokens[start:], at, width, head_dim)
+    for row in range(first, last):
+        seen = length - (last - 1 - row)
+        at_row, scores_at = q_rows[(row - first) * group], (row - first) * group * step
+        for d in range(at_row, at_row + group * head_dim):
+            store(out, d, np.float32(0.0))
+        for h in range(group):
+            weight = np.float32(1.0) / _softmax(scores, scores_at + h * step, seen, scale)
+            for j in range(scores_at + h * step, scores_at + h * step + seen):
+                store(scores, j, load(scores, j) * weight)
+        for start in range(0, seen, KEYS):  # from zero at every KEYS-th position, whatever the row
+            width = min(KEYS, seen - start)
+            _add_values(
+                out, at_row, group, scores, scores_at + start, step, pool, tokens[start:], at + value_at, width,
+                head_dim,
+            )  # fmt: skip
+
+
+@compiled
+def _attend(  # type: ignore[no-untyped-def]
+    part, parts, out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim, block_size,
+    block_step, layer_at, value_at, scale,
+):  # fmt: skip
+    """One part of all (kv head, row) pairs of the batch; a sequence's pairs are ordered by head, then row."""
     group = num_heads // kv_heads
     pairs = np.int64(starts[-1]) * kv_heads
-    pair, last_pair = pairs * part // parts, pairs * (part + 1) // parts
+    begin, end = pairs * part // parts, pairs * (part + 1) // parts
     longest = 0
     for s in range(lengths.size):
         longest = max(longest, np.int64(lengths[s]))
     tokens = np.empty(longest, np.int64)  # where each token of the current sequence begins, in elements
-    scores = np.empty(group * longest, np.float32)
-    rows, score_rows = np.empty(group, np.int64), np.empty(group, np.int64)
-    for i in range(group):
-        score_rows[i] = i * longest
+    scores = np.empty(ROWS * group * longest, np.float32)
+    q_rows, score_rows = np.empty(ROWS * group, np.int64), np.empty(ROWS * group, np.int64)
     for s in range(lengths.size):
         first, last, length = np.int64(starts[s]), np.int64(starts[s + 1]), np.int64(lengths[s])
-        if last * kv_heads <= pair or last_pair <= first * kv_heads:
+        if last * kv_heads <= begin or end <= first * kv_heads:
             continue
         for start in range(0, length, block_size):
             at = np.int64(block_tables[s, start // block_size]) * block_step + layer_at
             for j in range(start, min(start + block_size, length)):
                 tokens[j] = at + (j - start) * head_dim
-        while pair < min(last * kv_heads, last_pair):
-            row, kv_head = pair // kv_heads, pair % kv_heads
-            seen = length - last + row + 1
-            at = kv_head * block_size * head_dim
-            for i in range(group):
-                head = kv_head * group + i
-                rows[i] = (row * num_heads + head) * head_dim
-            row_products(scores, score_rows, 0, q, rows, 0, group, pool, tokens, at, seen, head_dim)
-            for i in range(group):
-                weight = _softmax(scores, score_rows[i], seen, scale)
-                for j in range(score_rows[i], score_rows[i] + seen):
-                    scores[j] /= weight
-                for d in range(rows[i], rows[i] + head_dim):
-                    store(out, d, np.float32(0.0))
-            _add_values(out, rows, scores, score_rows, group, pool, tokens, at + value_at, seen, head_dim)
-            pair += 1
+        for kv_head in range(kv_heads):
+            pair = first * kv_heads + kv_head * (last - first)  # of this head's first row
+            row = first + max(begin - pair, 0)
+            stop = first + min(end - pair, last - first)
+            while row < stop:
+                until = min(row + ROWS, stop)
+                _rows_of_one_head(
+                    out, q, pool, tokens, scores, q_rows, score_rows, row, until, length - (last - until),
+                    kv_head, group, num_heads, head_dim, block_size, value_at, scale,
+                )  # fmt: skip
+                row = until
 
 
 @compiled
 def _attention(  # type: ignore[no-untyped-def]
-    words, part_keys, out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
-    block_size, block_step, layer_at, value_at, scale,
+    words, out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim, block_size,
+    block_step, layer_at, value_at, scale,
 ):  # fmt: skip
     keys = 0
     for s in range(lengths.size):
         keys += np.int64(starts[s + 1] - starts[s]) * lengths[s] * kv_heads
-    parts = max(1, min(keys // part_keys, np.int64(starts[-1]) * kv_heads))
+    parts = max(1, min(keys // PART_KEYS, np.int64(starts[-1]) * kv_heads))
     share(
         words, parts, _attend,
         (
-            out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim,
-            block_size, block_step, layer_at, value_at, scale,
+            out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim, block_size, block_step,
+            layer_at, value_at, scale,
         ),
     )  # fmt: skip
 
@@ -141,10 +168,9 @@ def paged_attention(
         return out.to(q.dtype)
     itemsize = layout.kv_dtype.itemsize
     _attention(
-        TEAM.words, PART_KEYS, out.numpy(), as_floats(q), pool_array(pool, layout.kv_dtype),
-        batch.block_tables.numpy(), batch.cu_seqlens_q.numpy(), batch.context_lens.numpy(), num_heads,
-        layout.num_kv_heads, head_dim, layout.block_size, layout.block_bytes // itemsize,
-        layer * (layout.layer_bytes // itemsize), layout.num_kv_heads * layout.block_size * head_dim,
-        np.float32(scale),
+        TEAM.words, out.numpy(), as_floats(q), pool_array(pool, layout.kv_dtype), batch.block_tables.numpy(),
+        batch.cu_seqlens_q.numpy(), batch.context_lens.numpy(), num_heads, layout.num_kv_heads, head_dim,
+        layout.block_size, layout.block_bytes // itemsize, layer * (layout.layer_bytes // itemsize),
+        layout.num_kv_heads * layout.block_size * head_dim, np.float32(scale),
     )  # fmt: skip
     return out if q.dtype == torch.float32 else out.to(q.dtype)

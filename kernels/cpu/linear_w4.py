@@ -87,7 +87,7 @@ def _widen_row(wide, start, codes, scales, zeros, bits, group_size, n, k):  # ty
 
 @compiled
 def _columns(part, parts, out, x, rows, codes, scales, zeros, bits, group_size, size, bias, k):  # type: ignore[no-untyped-def]
-    """One part of the columns of out [rows, size] = x [rows, k] times weight [size, k] transposed, plus bias."""
+    """One part of the columns of out [rows, size] = x [rows, k] @ weight [size, k] transposed + bias."""
     strips = (size + STRIP - 1) // STRIP
     begin, end = strips * part // parts * STRIP, min(strips * (part + 1) // parts * STRIP, size)
     x_rows, out_rows, wide_rows = evenly_spaced(rows, k), evenly_spaced(rows, size), evenly_spaced(STRIP, k)

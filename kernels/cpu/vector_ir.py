@@ -83,7 +83,7 @@ def _define_dots(function: Any, rows: int, columns: int, x_type: Any, w_type: An
 
     lane_sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(rows * columns)]
     add_products(lane_sums, size.type(0), whole, LANES)
-    sums = [cgutils.alloca_once_value(b, _tree(b, b.load(slot), b.fadd)) for slot in lane_sums]
+    sums = [cgutils.alloca_once_value(b, value) for value in _tree_sums(b, [b.load(slot) for slot in lane_sums])]
     add_products(sums, whole, size, 1)
     for i, slot in enumerate(sums):
         m, n = divmod(i, columns)
@@ -110,6 +110,8 @@ def add_weighted_rows(
         sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(len(outs) * len(starts))]
         with cgutils.for_range_slice(b, count.type(0), count, count.type(1), count.type) as (j, _):
             row = b.gep(pointers[4], [b.add(b.load(b.gep(pointers[5], [j])), args[6])])
+            for line in range(0, len(starts) * LANES * v_type.bitwidth // 8, CACHE_LINE):  # columns to come
+                _prefetch(b, b.gep(row, [b.add(starts[-1], count.type(LANES + line * 8 // v_type.bitwidth))]))
             values = [_widened(b, row, start, v_type, LANES) for start in starts]
             for m, weight in enumerate(weights):
                 factor = _splat(b, b.load(b.gep(weight, [j])))
@@ -265,6 +267,36 @@ def _tree(b: Any, vector: Any, combine: Any) -> Any:
             b.shuffle_vector(vector, undefined, low), b.shuffle_vector(vector, undefined, high)
         )
     return b.extract_element(vector, _I32(0))
+
+
+def _tree_sums(b: Any, vectors: list[Any]) -> list[Any]:
+    """The sum of each vector's lanes in the order of `_tree`, for four vectors with the additions of little more than one."""
+    sums = []
+    for i in range(0, len(vectors), 4):
+        four = vectors[i : i + 4]
+        if len(four) < 4:
+            sums += [_tree(b, vector, b.fadd) for vector in four]
+            continue
+        while len(four) > 1:  # two vectors of m parts each -> one of 2 m parts, each half as wide
+            width = LANES // (4 // len(four)) // 2
+            four = [_add_halves(b, left, right, width) for left, right in zip(four[::2], four[1::2], strict=True)]
+        undefined = ir.Constant(four[0].type, ir.Undefined)
+        even, odd = (ir.Constant(ir.VectorType(_I32, 4), list(range(start, LANES, 2))) for start in (0, 1))
+        pair_sums = b.fadd(b.shuffle_vector(four[0], undefined, even), b.shuffle_vector(four[0], undefined, odd))
+        sums += [b.extract_element(pair_sums, _I32(lane)) for lane in range(4)]
+    return sums
+
+
+def _add_halves(b: Any, left: Any, right: Any, width: int) -> Any:
+    """First half plus second half of every part of 2 * `width` lanes in two vectors, side by side."""
+    parts = range(0, 2 * LANES, 2 * width)
+    low = [start + lane for start in parts for lane in range(width)]
+    high = [lane + width for lane in low]
+    index = ir.VectorType(_I32, LANES)
+    return b.fadd(
+        b.shuffle_vector(left, right, ir.Constant(index, low)),
+        b.shuffle_vector(left, right, ir.Constant(index, high)),
+    )
 
 
 def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:

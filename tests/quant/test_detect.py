@@ -13,6 +13,8 @@ Q = "model.layers.0.self_attn.q_proj"
 FLOAT = {f"{Q}.weight": torch.float16, "model.norm.weight": torch.float16}
 INT8 = {f"{Q}.weight": torch.int8, f"{Q}.SCB": torch.float32}
 PACKED = {f"{Q}.qweight": torch.int32, f"{Q}.scales": torch.float16}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": None}
 
 
@@ -25,6 +27,9 @@ BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_
         ("auto", BITSANDBYTES, INT8, "int8", "quantization_config"),
         ("int8", BITSANDBYTES, INT8, "int8", "quantization_config"),
         ("auto", None, INT8, "int8", f"{Q}.weight is int8"),
+        ("auto", GPTQ, PACKED, "gptq", "GPTQ, 4 bit, groups of 32 (config.json)"),
+        ("gptq", GPTQ | {"desc_act": True, "group_size": -1}, PACKED, "gptq", "one group a row, act-order"),
+        ("auto", AWQ, PACKED, "awq", "AWQ, 4 bit, groups of 32 (config.json)"),
     ],
 )
 def test_the_form_is_found_and_explained(
@@ -38,9 +43,10 @@ def test_the_form_is_found_and_explained(
 @pytest.mark.parametrize(
     ("requested", "settings", "tensors", "named"),
     [
-        ("auto", {"quant_method": "gptq", "bits": 4}, PACKED, "GPTQ"),
-        ("auto", {"quant_method": "awq", "bits": 4}, PACKED, "AWQ"),
-        ("int8", {"quant_method": "gptq", "bits": 4}, PACKED, "GPTQ"),
+        ("int8", GPTQ, PACKED, "GPTQ"),
+        ("none", AWQ, PACKED, "AWQ"),
+        ("awq", GPTQ, PACKED, "GPTQ"),
+        ("auto", GPTQ, FLOAT, "no tensor is packed"),
         ("auto", {"quant_method": "fp8"}, FLOAT, "fp8"),
         ("auto", {"quant_method": "compressed-tensors"}, FLOAT, "compressed-tensors"),
         ("auto", {"bits": 4}, FLOAT, "method None"),
