@@ -42,7 +42,7 @@ format: $(STAMP)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 bench: $(STAMP)  ## the performance table
-	$(BIN)/python bench/cpu_ops.py $(ARGS)
+	$(BIN)/python bench/throughput.py $(ARGS)
 
 lock:  ## write constraints.txt from a fresh environment with the newest versions
 	$(PYTHON) -m venv .lock

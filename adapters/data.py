@@ -107,7 +107,7 @@ PERSON_KEYS = ("name", "age", "job", "city", "hobby")
 
 
 def known_or_invented(rng: random.Random, known: tuple[str, ...], ends: tuple[str, ...] = ()) -> str:
-    """One of the known words, or as often an invented one: a name, or with `ends` a common noun that ends so."""
+    """One of the known words, or as often an invented one: a name, or a common noun with one of `ends`."""
     if rng.random() < 0.5:
         return rng.choice(known)
     name = "".join(rng.choice(part) for part in SYLLABLES)

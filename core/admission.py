@@ -1,5 +1,4 @@
-"""Which waiting sequences start now, and whose adapters come to the device for that. Control code: no
-torch."""
+"""Which waiting sequences start now, and whose adapters come to the device for that. No torch."""
 
 from __future__ import annotations
 
@@ -57,8 +56,8 @@ class Admission:
         """Move sequences from the queue to `running` (ordered by arrival), yielding each; stop iterating when
         the step has no tokens left. `outgrown` is called for one that could never resume since pins took its
         room."""
-        spare: set[str] = set()  # adapters of the sequences seen so far: who comes later leaves them alone
-        fenced = self._serve_old_request(step)
+        spare = self._serve_old_request(step)  # adapters of all seen so far: later ones leave them alone
+        fenced = bool(spare)
         failed = 0
         first = True
         for sequence in self._queue:
@@ -97,8 +96,8 @@ class Admission:
         for digest in list(self._residency.requests):
             self._residency.place((digest,), len(running), None)
 
-    def _serve_old_request(self, step: int) -> bool:
-        """A load that was asked for long ago goes before all sequences. True: it keeps the fence up."""
+    def _serve_old_request(self, step: int) -> set[str]:
+        """A load asked for long ago goes before all sequences, and keeps the fence up: its digest, if any."""
         requests = self._residency.requests
         for digest in self._asked:
             if digest not in requests:
@@ -108,8 +107,8 @@ class Admission:
             if step - since >= self._patience:
                 self.fence.raise_for(digest, Need((digest,), 0))
                 self._residency.place((digest,), 0, (), urgent=True)
-                return True
-        return False
+                return {digest}
+        return set()
 
     def _place(self, sequence: Sequence, headroom: int, spare: set[str], step: int, *, urgent: bool) -> bool:
         """Move its adapters on towards the device; False where there is no room for them."""

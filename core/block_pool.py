@@ -1,5 +1,4 @@
-"""The ledger of the block pool: who holds which block, and what goes first when blocks run out. Control code:
-no torch.
+"""The ledger of the block pool: who holds which block, and what goes first when blocks run out. No torch.
 
 Every block is in exactly one of four states, so that free + used + cached + adapters = total:
 

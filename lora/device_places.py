@@ -1,5 +1,4 @@
-"""Adapters on the device: blocks, slots and rows for them, pages copied bit by bit, and who gives way to
-whom. No torch.
+"""Adapters on the device: their blocks, slots and rows, and who gives way to whom. No torch.
 
 An adapter with blocks of the pool is *placed*: usable when all its pages are copied. Placed adapters are
 

@@ -1,5 +1,4 @@
-"""Host copies of adapters: loads on worker threads, one per adapter at a time, kept within a budget. No
-torch."""
+"""Host copies of adapters, loaded by worker threads, one at a time each, within a budget. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class _Load:
 class HostCopies:
     """At most `budget` bytes of copies and loads under way, the least recently used copy going first.
 
-    One exception: a load that is `urgent` starts even where the copies that must stay fill the budget.
+    Beyond it go only a load that is `urgent`, and one that is alone because it is larger than the budget.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""What was promised of the pool: pins, and the room of every sequence that was accepted. Control code: no
-torch.
+"""What was promised of the pool: pins, and the room of every accepted sequence. Control code: no torch.
 
 A sequence is accepted only if it can run alone beside its adapters and all pins; a pin is given only if all
 accepted sequences still can. So whoever waits does not wait for ever.

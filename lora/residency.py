@@ -107,6 +107,7 @@ class Residency:
 
     def evict(self, digest: str, to: Literal["host", "disk"] = "host") -> None:
         """Off the device at once, and out of host memory with to="disk". Ends a `load` that is under way.
+        With to="host" the host copy stays, if there is one: the budget may have taken it.
 
         Raises ResidencyError: `adapter_not_found`, `adapter_in_use` where a sequence holds it.
         """
@@ -116,10 +117,7 @@ class Residency:
                 "adapter_in_use",
                 f"adapter {short(digest)} is held by {len(adapter.leases)} running or queued requests",
             )
-        evicted = ResidencyError(
-            "adapter_cold", f"adapter {short(digest)} was evicted while it was being loaded"
-        )
-        self._end_request(adapter, evicted)
+        self._end_request(adapter, ResidencyError("adapter_cold", f"adapter {short(digest)} was evicted"))
         if adapter.place is not None:
             self.places.displace(adapter)
         if to == "disk":
@@ -135,6 +133,7 @@ class Residency:
         adapter = self._find(digest, "adapter_not_found")
         if pinned and not adapter.pinned:
             self._promises.pin(adapter)
+            self._end_hopeless_requests()
         elif not pinned:
             self._promises.unpin(adapter)
         self.places.reconsider(adapter)
@@ -175,7 +174,7 @@ class Residency:
             self.places.reconsider(adapter)
         for adapter in self.places.copy(self._blocks_per_tick):
             self._end_request(adapter, None)
-        self._trim()
+        self._changed.update(dict.fromkeys(self._copies.trim()))
 
     @property
     def busy(self) -> bool:
@@ -350,9 +349,6 @@ class Residency:
         self._changed.update(dict.fromkeys([digest, *dropped]))
         return True
 
-    def _trim(self) -> None:
-        self._changed.update(dict.fromkeys(self._copies.trim()))
-
     def _remove(self, adapter: Adapter) -> None:
         if adapter.place is not None:
             self.places.displace(adapter)
@@ -364,6 +360,15 @@ class Residency:
             adapter.requested = False
             del self._requests[adapter.digest]
             self._ended_loads.append((adapter.digest, refusal))
+
+    def _end_hopeless_requests(self) -> None:
+        """A pin has taken room: loads under way for which too little is left end."""
+        for digest in list(self._requests):
+            try:
+                self._promises.refuse_too_large((digest,))
+            except ResidencyError as refusal:
+                self._end_request(self._adapters[digest], refusal)
+                self._touch(self._adapters[digest])
 
     def _is_needed(self, digest: str) -> bool:
         return digest in self._adapters and self._adapters[digest].needed

@@ -81,7 +81,8 @@ class Form:
             return self.main
         if not self.exceptions.may_be_float(spec.name):
             raise QuantError(
-                f"{plain} is {stored}, but {self.reason}, and {self.exceptions.key} does not leave it in float"
+                f"{plain} is {stored}, but {self.reason}, "
+                f"and {self.exceptions.key} does not leave it in float"
             )
         return FLOAT
 

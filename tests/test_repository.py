@@ -29,7 +29,9 @@ def test_every_package_folder_is_listed_for_installation():
 def test_no_folder_of_ours_answers_to_a_bare_top_level_name():
     """transformers imports a package called `kernels`; it must never get ours."""
     script = "import importlib.util as u; s = u.find_spec('kernels'); print(s.origin if s else None)"
-    found = subprocess.run([sys.executable, "-c", script], cwd="/", capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd="/", capture_output=True, text=True, check=True
+    )
     assert str(ROOT) not in found.stdout
     spec = importlib.util.find_spec("kernels")
     assert spec is None or str(ROOT) not in str(spec.origin)
@@ -47,7 +49,9 @@ def _copy_of_the_package(target: Path) -> Path:
 def _lint(folder: Path) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).with_name("lint-imports")
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run([program, "--no-cache"], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [program, "--no-cache"], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from ..ops import AttentionBatch
 from ..pool import Pool
 from .arrays import as_floats, pool_array
-from .compiled import compiled
+from .compiled import compiled, inner
 from .exponential import exp
 from .products import row_products
 from .team import TEAM, share
@@ -26,7 +26,7 @@ PART_KEYS = 256
 """(row, key-value head, key) triples in one part of the work: about 5 microseconds of one core."""
 
 
-@compiled
+@inner
 def _softmax(scores, start, length, scale):  # type: ignore[no-untyped-def]
     """Turn scores into exp(scale * (score - max)) in place; returns their sum."""
     top = largest(scores, start, length)
@@ -35,7 +35,7 @@ def _softmax(scores, start, length, scale):  # type: ignore[no-untyped-def]
     return total(scores, start, length)
 
 
-@compiled
+@inner
 def _add_values(out, out_at, heads, weights, at, step, pool, tokens, value_at, length, head_dim):  # type: ignore[no-untyped-def]
     """out[out_at + h * head_dim + d] += sum_j weights[at + h * step + j] * value j [d], for h < `heads`."""
     whole = head_dim // LANES * LANES
@@ -71,7 +71,7 @@ def _add_values(out, out_at, heads, weights, at, step, pool, tokens, value_at, l
             store(out, place, load(out, place) + value)
 
 
-@compiled
+@inner
 def _rows_of_one_head(  # type: ignore[no-untyped-def]
     out, q, pool, tokens, scores, q_rows, score_rows, first, last, length, kv_head, group, num_heads,
     head_dim, block_size, value_at, scale,
@@ -103,7 +103,7 @@ def _rows_of_one_head(  # type: ignore[no-untyped-def]
             )  # fmt: skip
 
 
-@compiled
+@inner
 def _attend(  # type: ignore[no-untyped-def]
     part, parts, out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim, block_size,
     block_step, layer_at, value_at, scale,

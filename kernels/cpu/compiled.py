@@ -18,13 +18,18 @@ import numba
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def sources_digest(folder: Path) -> str:
+    """A hash over all Python files of `folder`."""
+    digest = hashlib.sha256()
+    for source in sorted(folder.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()
+
+
 def _cache_folder() -> Path | None:
     """A writable folder for this version of the sources, made if need be; None if there is none."""
-    digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "heddle" / f"kernels-{digest.hexdigest()[:16]}"
+    folder = root / "heddle" / f"kernels-{sources_digest(Path(__file__).parent)[:16]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -49,3 +54,10 @@ CACHED = _choose_cache()
 def compiled(function: Function) -> Function:
     """Compile `function`, to be called from Python or from other kernels; it runs without the interpreter's lock."""
     return numba.njit(nogil=True, cache=CACHED, error_model="numpy")(function)
+
+
+def inner(function: Function) -> Function:
+    """Compile `function` to be called from kernels only: it gets none of the wrappers that cost half the time."""
+    return numba.njit(
+        nogil=True, cache=CACHED, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
+    )(function)

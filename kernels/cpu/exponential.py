@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .compiled import compiled
+from .compiled import inner
 from .vector_ir import fma, scale_by_power
 
 LOG2_E = np.float32(1.44269504088896341)
@@ -20,7 +20,7 @@ C0, C1, C2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float3
 C3, C4, C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 
 
-@compiled
+@inner
 def exp(x):  # type: ignore[no-untyped-def]
     """exp of a float32; 0 below -87, exp(88) above 88 (still finite), NaN for NaN."""
     bounded = HIGHEST if x > HIGHEST else x

@@ -92,8 +92,9 @@ def _columns(part, parts, out, x, rows, codes, scales, zeros, bits, group_size, 
     begin, end = strips * part // parts * STRIP, min(strips * (part + 1) // parts * STRIP, size)
     x_rows, out_rows, wide_rows = evenly_spaced(rows, k), evenly_spaced(rows, size), evenly_spaced(STRIP, k)
     wide = np.empty(STRIP * k, np.float32)
-    for n in range(begin, end, STRIP):
-        width = min(STRIP, end - n)
+    strip = STRIP if rows > 2 else STRIP // 3
+    for n in range(begin, end, strip):
+        width = min(strip, end - n)
         for i in range(width):
             _widen_row(wide, i * k, codes, scales, zeros, bits, group_size, n + i, k)
         row_products(out, out_rows, n, x, x_rows, 0, rows, wide, wide_rows, 0, width, k)

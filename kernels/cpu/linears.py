@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from .arrays import NONE, as_array, as_floats, optional
-from .compiled import compiled
+from .compiled import compiled, inner
 from .products import STRIP, evenly_spaced, row_products
 from .team import TEAM, share
 from .vector_ir import load, store
@@ -17,7 +17,7 @@ PART_PRODUCTS = 150_000
 """Products in one part of the work: about 5 microseconds of one core."""
 
 
-@compiled
+@inner
 def _scale_and_shift(out, start, scale, bias, n, width):  # type: ignore[no-untyped-def]
     """out[start + i] = out[start + i] * scale[n + i] + bias[n + i] for i < width; either may be `NONE`."""
     if scale.size:
@@ -28,7 +28,7 @@ def _scale_and_shift(out, start, scale, bias, n, width):  # type: ignore[no-unty
             store(out, start + i, load(out, start + i) + load(bias, n + i))
 
 
-@compiled
+@inner
 def _columns(part, parts, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
     """One part of the columns of out [rows, size] = x [rows, k] times w [size, k] transposed, times scale, plus bias."""
     strips = (size + STRIP - 1) // STRIP

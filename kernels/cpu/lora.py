@@ -15,7 +15,7 @@ import torch
 from ..ops import LoraBatch
 from ..pool import ROW_ALIGN, Pool
 from .arrays import as_floats, pool_array
-from .compiled import compiled
+from .compiled import compiled, inner
 from .products import row_products
 from .team import TEAM, share
 from .vector_ir import LANES, add_weighted_rows, fma, load, store
@@ -24,9 +24,11 @@ SHRINK_RANKS, SHRINK_PAIRS = 8, 32
 """A unit of the first pass: so many rows of A times so many rows of x."""
 COLUMNS = 256
 """A unit of the second pass: so many columns of `out`, for all segments."""
+PART_PRODUCTS = 50_000
+"""Products of one pass in one part of the work: about 5 microseconds of one core, which mostly waits for memory."""
 
 
-@compiled
+@inner
 def _plan(ranks, slots, starts, layer, modules):  # type: ignore[no-untyped-def]
     """Where the rank sums of each (segment, module) begin in the scratch: int64 [G * modules + 1]."""
     sums_at = np.zeros(slots.size * modules.size + 1, np.int64)
@@ -38,7 +40,7 @@ def _plan(ranks, slots, starts, layer, modules):  # type: ignore[no-untyped-def]
     return sums_at
 
 
-@compiled
+@inner
 def _shrink(  # type: ignore[no-untyped-def]
     part, parts, sums, sums_at, x, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
     pair_weights, starts, slots, layer, modules, k,
@@ -70,7 +72,7 @@ def _shrink(  # type: ignore[no-untyped-def]
                             sums[j] *= factor
 
 
-@compiled
+@inner
 def _add_columns(out, outs, sums, sum_rows, pool, b_rows, rank, begin, end):  # type: ignore[no-untyped-def]
     """out[o + n] += sum_r sums[s + r] * B[r][n] for the rows (o, s) and n from begin to end."""
     n = begin
@@ -90,7 +92,7 @@ def _add_columns(out, outs, sums, sum_rows, pool, b_rows, rank, begin, end):  # 
         n += 1
 
 
-@compiled
+@inner
 def _expand(  # type: ignore[no-untyped-def]
     part, parts, out, out_step, sums, sums_at, pool, per_unit, ranks, first_row, rows, pair_rows, starts,
     slots, layer, modules, offsets,
@@ -139,7 +141,7 @@ def _add_lora(  # type: ignore[no-untyped-def]
     sums = np.empty(sums_at[-1], np.float32)
     if sums.size == 0:
         return
-    parts = 4 if words.size else 1
+    parts = max(1, min(64, sums.size * k // PART_PRODUCTS))
     share(
         words, parts, _shrink,
         (

@@ -7,7 +7,7 @@ import torch
 
 from ..pool import Pool
 from .arrays import NONE, as_floats, optional, pool_array, spread_rows
-from .compiled import compiled
+from .compiled import compiled, inner
 from .exponential import exp
 from .team import TEAM, share
 from .vector_ir import dots, load, store
@@ -16,7 +16,7 @@ PART_VALUES = 16384
 """Values in one part of the work: about 5 microseconds of one core."""
 
 
-@compiled
+@inner
 def _norm_rows(part, parts, out, total, x, residual, weight, eps, size, rows):  # type: ignore[no-untyped-def]
     """out = norm(x), or with a residual: total = x + residual, out = norm(total)."""
     square = np.empty(1, np.float32)
@@ -37,7 +37,7 @@ def _norm_all(words, parts, out, total, x, residual, weight, eps, size, rows):  
     share(words, parts, _norm_rows, (out, total, x, residual, weight, eps, size, rows))
 
 
-@compiled
+@inner
 def _silu_rows(part, parts, out, x, size, rows):  # type: ignore[no-untyped-def]
     one = np.float32(1.0)
     for t in range(rows * part // parts, rows * (part + 1) // parts):
@@ -51,7 +51,7 @@ def _silu_all(words, parts, out, x, size, rows):  # type: ignore[no-untyped-def]
     share(words, parts, _silu_rows, (out, x, size, rows))
 
 
-@compiled
+@inner
 def _rotate(out, out_at, x, x_at, cos, sin, angle_at, half):  # type: ignore[no-untyped-def]
     """One head: halves (a, b) -> (a * cos - b * sin, b * cos + a * sin)."""
     for i in range(half):
@@ -61,7 +61,7 @@ def _rotate(out, out_at, x, x_at, cos, sin, angle_at, half):  # type: ignore[no-
         store(out, out_at + half + i, b * c + a * s)
 
 
-@compiled
+@inner
 def _rope_rows(  # type: ignore[no-untyped-def]
     part, parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, pool, slots, num_heads, kv_heads,
     head_dim, block_size, block_step, layer_at, value_at, rows,

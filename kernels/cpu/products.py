@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .compiled import compiled
+from .compiled import inner
 from .vector_ir import dots
 
 STRIP = 24
 """Weight rows handled together: divisible by the columns of each tile below, small enough for the caches."""
 
 
-@compiled
+@inner
 def row_products(out, out_rows, out_at, x, x_rows, begin, end, w, w_rows, w_at, w_count, k):  # type: ignore[no-untyped-def]
     """out[out_rows[m] + out_at + n] = sum_k x[x_rows[m] + k] * w[w_rows[n] + w_at + k]
 
@@ -58,7 +58,7 @@ def row_products(out, out_rows, out_at, x, x_rows, begin, end, w, w_rows, w_at, 
             m += 1
 
 
-@compiled
+@inner
 def evenly_spaced(count, step):  # type: ignore[no-untyped-def]
     """Offsets 0, step, 2 step, …"""
     offsets = np.empty(count, np.int64)

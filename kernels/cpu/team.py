@@ -26,7 +26,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .atomics import add, call, pause, read, replace, write
-from .compiled import compiled
+from .compiled import compiled, inner
 
 TICKET, FINISHED, ENTRY, PACKED, PARTS, BUSY, STOP = 0, 16, 32, 33, 34, 48, 56
 """Indices of the words; those that different threads write lie in different cache lines."""
@@ -44,7 +44,7 @@ NAP_MICROSECONDS = 50
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 
-@compiled
+@inner
 def _take_parts(words):  # type: ignore[no-untyped-def]
     """Do parts of the run that is on, until none is left to take; how many."""
     count = 0
@@ -60,7 +60,7 @@ def _take_parts(words):  # type: ignore[no-untyped-def]
             count += 1
 
 
-@compiled
+@inner
 def _run_parts(words, parts, entry, packed):  # type: ignore[no-untyped-def]
     """Run all parts of one kernel call with whatever help there is.
 
@@ -144,14 +144,17 @@ class Team:
     """The helpers of one process, for whichever of its threads calls a kernel."""
 
     def __init__(self) -> None:
-        self._words = np.zeros(0, np.int64)
+        self._words: np.ndarray | None = None
         self._helpers: list[threading.Thread] = []
         self._call = threading.Event()
         self._someone_waits = False
 
     @property
     def words(self) -> np.ndarray:
-        """What `share` needs; calls back helpers that went to sleep."""
+        """What `share` needs; calls back helpers that went to sleep. The first use makes as many as torch has threads."""
+        if self._words is None:
+            self.resize(torch.get_num_threads())
+            assert self._words is not None
         if self._someone_waits:
             self._someone_waits = False
             self._call.set()
@@ -163,9 +166,9 @@ class Team:
 
     def resize(self, num_threads: int) -> None:
         """Have `num_threads` threads, the caller's among them."""
-        if num_threads == self.num_threads:
+        if self._words is not None and num_threads == self.num_threads:
             return
-        if self._helpers:
+        if self._words is not None and self._helpers:
             self._words[STOP] = 1
             self._call.set()
             for helper in self._helpers:

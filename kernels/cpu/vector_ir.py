@@ -13,6 +13,7 @@ and are not checked.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -43,14 +44,11 @@ def dots(typingctx: Any, out: Any, out_rows: Any, x: Any, x_rows: Any, w: Any, w
         xs = [b.gep(pointers[2], [offset]) for offset in cgutils.unpack_tuple(b, args[3])]
         ws = [b.gep(pointers[4], [offset]) for offset in cgutils.unpack_tuple(b, args[5])]
         operands = [*outs, *xs, *ws, args[6]]
-        kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
-        name = f"heddle.dots.{len(xs)}.{len(ws)}.{x_type}.{w_type}"
-        function = cgutils.get_or_insert_function(b.module, kind, name)
-        if function.is_declaration:
-            function.linkage = "linkonce_odr"
-            function.attributes.add("noinline")
+
+        def define(function: Any) -> None:
             _define_dots(function, len(xs), len(ws), x_type, w_type)
-        b.call(function, operands)
+
+        _call_tile(b, f"heddle.dots.{len(xs)}.{len(ws)}.{x_type}.{w_type}", operands, define)
         return context.get_dummy_value()
 
     return types.void(out, out_rows, x, x_rows, w, w_rows, k), generate
@@ -103,28 +101,54 @@ def add_weighted_rows(
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         pointers = _pointers(context, b, signature, args)
-        v_type, count = signature.args[4].dtype, args[7]
+        v_type = signature.args[4].dtype
         outs = [b.gep(pointers[0], [offset]) for offset in cgutils.unpack_tuple(b, args[1])]
         weights = [b.gep(pointers[2], [offset]) for offset in cgutils.unpack_tuple(b, args[3])]
+        values = b.gep(pointers[4], [args[6]])
         starts = cgutils.unpack_tuple(b, args[8])
-        sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(len(outs) * len(starts))]
-        with cgutils.for_range_slice(b, count.type(0), count, count.type(1), count.type) as (j, _):
-            row = b.gep(pointers[4], [b.add(b.load(b.gep(pointers[5], [j])), args[6])])
-            for line in range(0, len(starts) * LANES * v_type.bitwidth // 8, CACHE_LINE):  # columns to come
-                _prefetch(b, b.gep(row, [b.add(starts[-1], count.type(LANES + line * 8 // v_type.bitwidth))]))
-            values = [_widened(b, row, start, v_type, LANES) for start in starts]
-            for m, weight in enumerate(weights):
-                factor = _splat(b, b.load(b.gep(weight, [j])))
-                for n, value in enumerate(values):
-                    slot = sums[m * len(starts) + n]
-                    b.store(_fma(b, factor, value, b.load(slot)), slot)
-        for i, slot in enumerate(sums):
-            m, n = divmod(i, len(starts))
-            target = b.bitcast(b.gep(outs[m], [starts[n]]), ir.VectorType(_F32, LANES).as_pointer())
-            b.store(b.fadd(b.load(target, align=4), b.load(slot)), target, align=4)
+        operands = [*outs, *weights, *starts, values, pointers[5], args[7]]
+
+        def define(function: Any) -> None:
+            _define_weighted_rows(function, len(outs), len(starts), v_type)
+
+        _call_tile(b, f"heddle.weighted.{len(outs)}.{len(starts)}.{v_type}", operands, define)
         return context.get_dummy_value()
 
     return types.void(out, out_rows, p, p_rows, v, v_rows, v_at, count, columns), generate
+
+
+def _define_weighted_rows(function: Any, rows: int, groups: int, v_type: Any) -> None:
+    """The body of `add_weighted_rows` for one tile: `rows` outputs and weights, `groups` starts of eight columns."""
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    outs, weights = function.args[:rows], function.args[rows : 2 * rows]
+    starts, (values, v_rows, count) = function.args[2 * rows : -3], function.args[-3:]
+    sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(rows * groups)]
+    with cgutils.for_range_slice(b, count.type(0), count, count.type(1), count.type) as (j, _):
+        row = b.gep(values, [b.load(b.gep(v_rows, [j]))])
+        for line in range(0, groups * LANES * v_type.bitwidth // 8, CACHE_LINE):  # the columns to come
+            _prefetch(b, b.gep(row, [b.add(starts[-1], count.type(LANES + line * 8 // v_type.bitwidth))]))
+        factors = [_splat(b, b.load(b.gep(weight, [j]))) for weight in weights]
+        for n, start in enumerate(starts):  # one value at a time: with 12 sums and 3 factors that fills 16 registers
+            value = _widened(b, row, start, v_type, LANES)
+            for m, factor in enumerate(factors):
+                slot = sums[m * groups + n]
+                b.store(_fma(b, factor, value, b.load(slot)), slot)
+    for i, slot in enumerate(sums):
+        m, n = divmod(i, groups)
+        target = b.bitcast(b.gep(outs[m], [starts[n]]), ir.VectorType(_F32, LANES).as_pointer())
+        b.store(b.fadd(b.load(target, align=4), b.load(slot)), target, align=4)
+    b.ret_void()
+
+
+def _call_tile(b: Any, name: str, operands: list[Any], define: Callable[[Any], None]) -> None:
+    """Call the function of that name, defined once in a module and kept whole: inlined copies only cost compile time."""
+    kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
+    function = cgutils.get_or_insert_function(b.module, kind, name)
+    if function.is_declaration:
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+        define(function)
+    b.call(function, operands)
 
 
 @intrinsic

@@ -183,6 +183,23 @@ def test_streamed_logprobs_are_the_plain_ones(server, burst, fields):
     assert len(lengths) == 1
 
 
+def test_a_token_without_text_keeps_its_logprobs_in_a_stream(server):
+    """An end token that is to be ignored shows in no text, but it was chosen like any other."""
+    server.engine.script = [104, server.engine.end_token, server.engine.end_token, 105]
+    request = {"prompt": "pq", "max_tokens": 7, "logprobs": 1, "ignore_eos": True}
+    plain = server.complete(**request).json()["choices"][0]
+    assert len(plain["logprobs"]["tokens"]) == 7
+    text, _, pieces = joined(server.events(COMPLETIONS, request))
+    assert text == plain["text"] == "hih"
+    assert [token for piece in pieces for token in piece["tokens"]] == plain["logprobs"]["tokens"]
+
+    chat = {**TURN, "max_tokens": 7, "logprobs": True, "ignore_eos": True}
+    whole = server.client.post(CHAT, json=chat).json()["choices"][0]["logprobs"]["content"]
+    _, _, pieces = joined(server.events(CHAT, chat))
+    assert [entry for piece in pieces for entry in piece["content"]] == whole
+    assert len(whole) == 7
+
+
 def test_chat_streams_the_same_logprobs(server):
     request = {**TURN, "logprobs": True, "top_logprobs": 1, "stop": "lo"}
     plain = server.client.post(CHAT, json=request).json()["choices"][0]["logprobs"]["content"]

@@ -12,7 +12,7 @@ HEAVY = ("torch", "transformers", "numba", "numpy", "sqlalchemy", "uvicorn")
 
 
 def loaded_by(*args: str) -> tuple[int, set[str]]:
-    """Exit status of `heddle args` in a process of its own, and the top-level modules it had loaded at the end."""
+    """Exit status of `heddle args` in its own process, and the top-level modules loaded at its end."""
     code = (
         "import json, sys\n"
         "from heddle.api.cli import main\n"

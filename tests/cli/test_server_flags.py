@@ -114,7 +114,8 @@ def test_a_flag_of_the_server(heddle, started, model, args, field, value):
 INTERFACE_FLAGS = """
     --host --port --served-model-name --quantization --device --dtype --max-model-len --block-size
     --gpu-memory-utilization --pool-memory --swap-space --max-num-seqs --max-num-batched-tokens
-    --max-queued-requests --enable-prefix-caching --no-enable-prefix-caching --adapter --lora-modules --adapter-root
+    --max-queued-requests
+    --enable-prefix-caching --no-enable-prefix-caching --adapter --lora-modules --adapter-root
     --max-lora-rank --max-adapter-bytes --max-body-bytes --request-timeout --data-dir --database --blob-store
     --admin-key --api-key --allow-anonymous --enforce-eager --no-enforce-eager --batch-invariant
     --no-batch-invariant --int8-activations --quantize-head --kv-cache-dtype --seed --log-level

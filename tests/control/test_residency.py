@@ -494,6 +494,34 @@ def test_a_load_is_not_put_off_for_ever_by_traffic(engine: Any) -> None:
     fake.finish()
 
 
+def test_an_old_load_and_a_queued_request_do_not_push_each_other_out_for_ever(engine: Any) -> None:
+    """Slots for two beside the pinned one: one is wanted and popular, the other they both need."""
+    fake = engine(slots=3, blocks_per_tick=1, patience=2)
+    for name, blocks in (("pinned", 1), ("popular", 1), ("b", 4), ("c", 4), ("e", 1)):
+        fake.know(name, blocks=blocks, pinned=name == "pinned")
+    load(fake, "pinned")
+    keys = [fake.submit([1, index], "popular", max_tokens=2) for index in range(9)]
+    fake.finish()
+    fake.residency.load("b")
+    keys += [fake.submit([1, 2], "c", max_tokens=2), fake.submit([1, 2], "popular", "e", max_tokens=2)]
+    fake.finish(limit=100)
+    assert fake.residency.drain_loads() == [("b", None)]
+    for key in keys:
+        fake.check_answer(fake.received[key])
+
+
+def test_a_load_ends_where_a_pin_has_left_it_no_room(engine: Any) -> None:
+    fake = engine(blocks=10, manual_loads=True)
+    fake.know("a", blocks=6)
+    fake.know("b", blocks=5)
+    fake.residency.load("a")
+    fake.residency.pin("b", True)
+    [(digest, refusal)] = fake.residency.drain_loads()
+    assert (digest, refusal.code) == ("a", "capacity_exceeded")
+    fake.manual_loads = False
+    fake.finish()
+
+
 def test_what_does_not_fit_the_pool_or_the_arena_is_refused(engine: Any) -> None:
     fake = engine(blocks=10, slots=2, rows=8)
     fake.know("wide", blocks=11)

@@ -79,7 +79,9 @@ def peft_adapters(demo_base: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     base = AutoModelForCausalLM.from_pretrained(demo_base, dtype=torch.float32)
     for number, (name, rank) in enumerate(RANKS.items()):
         torch.manual_seed(number)
-        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS[name], init_lora_weights=False)
+        config = LoraConfig(
+            r=rank, lora_alpha=2 * rank, target_modules=TARGETS[name], init_lora_weights=False
+        )
         model = get_peft_model(base, config)
         model.save_pretrained(folder / name)
         base = model.unload()

@@ -1,4 +1,4 @@
-"""GPTQ and AWQ checkpoints packed number by number, as the formats' descriptions have them; nothing of Heddle's."""
+"""GPTQ and AWQ checkpoints packed number by number, as the formats are described; no code of Heddle's."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def quantize_model(
 ) -> Any:
     """Rewrite the float checkpoint in `folder` with every linear of the layers packed.
 
-    `act_order`: "no", "group" (linears of one input share their order, as AutoGPTQ writes them) or "each". Returns
-    `reference` with the dequantised weights in their places.
+    `act_order`: "no", "group" (linears of one input share their order, as AutoGPTQ writes them) or "each".
+    Returns `reference` with the dequantised weights in their places.
     """
     tensors = load_file(folder / "model.safetensors")
     members = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

