@@ -26,7 +26,7 @@ demo: $(STAMP)  ## serve the demo base with its adapters (PORT=8000, ARGS="furth
 	@exec $(BIN)/heddle demo --port $(PORT) $(ARGS)
 
 test: $(STAMP)  ## run the whole test suite
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/pytest $(ARGS)
 
 check: $(STAMP)  ## lint, types, layering
 	$(BIN)/ruff check .
@@ -35,7 +35,7 @@ check: $(STAMP)  ## lint, types, layering
 	$(BIN)/mypy -p heddle | tee .types/report
 	@count=$$(find $(TYPED) -name '*.py' | wc -l); grep -q "no issues found in $$count source files" .types/report \
 	  || { echo "mypy: errors, or it did not see all $$count files"; exit 1; }
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 format: $(STAMP)  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .

@@ -156,6 +156,7 @@ class AdapterService:
         record = registration.record
         if dry_run:
             return self._view(record, self._planned_blocks(registration)), False
+        self._holds.returned(record.digest)
         if record.pinned or create.pinned is not None:
             record = await self._settle_pin(registration, create.pinned)
         if create.preload is not False:

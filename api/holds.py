@@ -37,6 +37,11 @@ class Holds:
             self._orphans.update(removal.unreferenced)
             return removal
 
+    def returned(self, digest: str) -> None:
+        """A version names `digest` again: it is not to be freed."""
+        with self._lock:
+            self._orphans.discard(digest)
+
     def release(self, digest: str) -> bool:
         """One request less. True: it was the last one of a removed adapter, which can be freed now."""
         with self._lock:

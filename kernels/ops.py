@@ -158,11 +158,11 @@ class Ops(Protocol):
         offsets: Sequence[int],
         lora: LoraBatch,
     ) -> None:
-        """out[row, off : off + N_m] += weight * scale * (x[row] @ A.T) @ B.T, for each pair and each module m, in place.
+        """out[row, off : off + N_m] += weight * scale * (x[row] @ A.T) @ B.T, in place, for each pair and module m.
 
-        x [T, K], out [T, sum of N_m]; `modules[i]` (index into MODULES) writes the columns that begin at `offsets[i]`
-        and end at `offsets[i + 1]`: offsets has one entry more than modules. The rank sums are float32, multiplied there by
-        weight * scale.
+        x [T, K], out [T, sum of N_m]; `modules[i]` (index into MODULES) writes the columns that begin at
+        `offsets[i]` and end at `offsets[i + 1]`: offsets has one entry more than modules. The rank sums are
+        float32, multiplied there by weight * scale.
         """
 
 

@@ -35,15 +35,16 @@ def optional(tensor: torch.Tensor | None) -> np.ndarray:
 
 
 def spread_rows(tensor: torch.Tensor) -> tuple[np.ndarray, int]:
-    """Values in float32 as a flat array, and how far one row of [rows, …] lies from the next.
+    """A tensor [T, heads, D] in float32 as a flat array, and how far one row lies from the next.
 
     A view whose rows are dense, as a slice of a fused output's columns, is not copied.
     """
     tensor = tensor.float()
-    length, step = tensor[0].numel(), tensor.stride(0)
-    if not tensor[0].is_contiguous():
-        return tensor.contiguous().view(-1).numpy(), length
-    return tensor.as_strided(((tensor.shape[0] - 1) * step + length,), (1,)).numpy(), step
+    rows, heads, size = tensor.shape
+    step, *dense = tensor.stride()
+    if dense != [size, 1]:
+        return tensor.contiguous().view(-1).numpy(), heads * size
+    return tensor.as_strided(((rows - 1) * step + heads * size,), (1,)).numpy(), step
 
 
 def pool_array(pool: Pool, dtype: torch.dtype) -> np.ndarray:

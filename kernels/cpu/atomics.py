@@ -79,7 +79,7 @@ def pause(typingctx: Any) -> Any:
 
 
 ENTRY_TYPE = ir.FunctionType(_I32, [_I8.as_pointer().as_pointer(), _I8.as_pointer().as_pointer(), _I64, _I64])
-"""numba's calling convention for a function of two int64 that returns None: status f(result, error, packed arguments, part)."""
+"""f(packed arguments, part) in numba's calling convention: status f(result, error, packed arguments, part)."""
 
 
 @intrinsic

@@ -1,7 +1,8 @@
 """Attention that reads keys and values where they lie in the pool, for decoding rows and prefill chunks alike.
 
-A row's result depends on its own context alone: scores are `vector_ir.dots`, the softmax takes its maximum and sum over
-exactly the row's own positions, and values are added in the order of positions, in runs of `KEYS` counted from the first.
+A row's result depends on its own context alone: scores are `vector_ir.dots`, the softmax takes its maximum and
+sum over exactly the row's own positions, and values are added in the order of positions, in runs of `KEYS`
+counted from the first.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def _rows_of_one_head(  # type: ignore[no-untyped-def]
     at = kv_head * block_size * head_dim
     for start in range(0, length, KEYS):
         width = min(KEYS, length - start)
-        row_products(scores, score_rows, start, q, q_rows, 0, count, pool, tokens[start:], at, width, head_dim)
+        row_products(
+            scores, score_rows, start, q, q_rows, 0, count, pool, tokens[start:], at, width, head_dim
+        )
     for row in range(first, last):
         seen = length - (last - 1 - row)
         at_row, scores_at = q_rows[(row - first) * group], (row - first) * group * step
@@ -114,7 +117,7 @@ def _attend(  # type: ignore[no-untyped-def]
     begin, end = pairs * part // parts, pairs * (part + 1) // parts
     longest = 0
     for s in range(lengths.size):
-        longest = max(longest, np.int64(lengths[s]))
+        longest = max(longest, int(lengths[s]))
     tokens = np.empty(longest, np.int64)  # where each token of the current sequence begins, in elements
     scores = np.empty(ROWS * group * longest, np.float32)
     q_rows, score_rows = np.empty(ROWS * group, np.int64), np.empty(ROWS * group, np.int64)

@@ -1,8 +1,9 @@
 """How the CPU kernels are compiled: numba without the interpreter's lock, kept on disk.
 
-numba's disk cache notices a change in a function's own file, not in the files of functions it calls. So the cache lies
-in a folder named by a hash over all sources of this package: a changed line anywhere means a fresh folder, and a package
-that is installed read-only compiles into the user's cache. Where no folder can be written, each process compiles anew.
+numba's disk cache notices a change in a function's own file, not in the files of functions it calls. So the cache
+lies in a folder named by a hash over all sources of this package: a changed line anywhere means a fresh folder, and
+a package that is installed read-only compiles into the user's cache. Where no folder can be written, each process
+compiles anew.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -1,7 +1,7 @@
 """exp in float32 from additions and multiplications alone, so that loops over it become vector code.
 
-Cody and Waite's reduction: exp(x) = 2^n * exp(r) with n = round(x / ln 2) and |r| <= ln(2) / 2, exp(r) by the polynomial of
-the Cephes library (`expf.c`, Moshier), whose relative error is below 2e-7.
+Cody and Waite's reduction: exp(x) = 2^n * exp(r) with n = round(x / ln 2) and |r| <= ln(2) / 2, exp(r) by the
+polynomial of the Cephes library (`expf.c`, Moshier), whose relative error is below 2e-7.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def _scale_and_shift(out, start, scale, bias, n, width):  # type: ignore[no-unty
 
 @inner
 def _columns(part, parts, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
-    """One part of the columns of out [rows, size] = x [rows, k] times w [size, k] transposed, times scale, plus bias."""
+    """One part of the columns of out [rows, size] = x [rows, k] @ w [size, k] transposed * scale + bias."""
     strips = (size + STRIP - 1) // STRIP
     begin, end = strips * part // parts * STRIP, min(strips * (part + 1) // parts * STRIP, size)
     block = max(4, CACHED_VALUES // k // 4 * 4)
@@ -49,16 +49,23 @@ def _product(words, parts, out, x, rows, w, size, scale, bias, k):  # type: igno
     share(words, parts, _columns, (out, x, rows, w, size, scale, bias, k))
 
 
-def _run(
-    x: torch.Tensor, weight: torch.Tensor, scale: np.ndarray, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _run(x: torch.Tensor, weight: torch.Tensor, scale: np.ndarray, bias: torch.Tensor | None) -> torch.Tensor:
     rows, k = x.shape
     size = weight.shape[0]
     out = torch.empty((rows, size), dtype=torch.float32)
     if rows and size:
         parts = max(1, min(rows * size * k // PART_PRODUCTS, size // STRIP))
         _product(
-            TEAM.words, parts, out.numpy(), as_floats(x), rows, as_array(weight), size, scale, optional(bias), k
+            TEAM.words,
+            parts,
+            out.numpy(),
+            as_floats(x),
+            rows,
+            as_array(weight),
+            size,
+            scale,
+            optional(bias),
+            k,
         )
     return out if x.dtype == torch.float32 else out.to(x.dtype)
 

@@ -1,8 +1,8 @@
 """Adapter deltas for any mix of adapters and rows, from the rows of A and B where they lie in the pool.
 
-Two passes. Shrink: each (segment, module) multiplies its rows by its rows of A into a small scratch of rank sums; work is
-handed out in units of a few rows of A. Expand: every thread owns some columns of `out` and adds all segments to them, in
-order, so that a row with several adapters gets its deltas in the order of its segments.
+Two passes. Shrink: each (segment, module) multiplies its rows of x by its rows of A into a small scratch of rank
+sums. Expand: whoever has some columns of `out` adds all segments to them, in order, so that a row with several
+adapters gets its deltas in the order of its segments.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def _shrink(  # type: ignore[no-untyped-def]
     for g in range(slots.size):
         for i in range(modules.size):
             slot, module = slots[g], modules[i]
-            rank, first = np.int64(ranks[slot, layer, module]), np.int64(first_row[slot, layer, module])
+            rank, first = int(ranks[slot, layer, module]), int(first_row[slot, layer, module])
             base = sums_at[g * modules.size + i]
             for r in range(0, rank, SHRINK_RANKS):
                 for p in range(starts[g], starts[g + 1], SHRINK_PAIRS):
                     unit += 1
                     if (unit - 1) % parts != part:
                         continue
-                    width, count = min(SHRINK_RANKS, rank - r), min(SHRINK_PAIRS, starts[g + 1] - p)
+                    width, count = min(SHRINK_RANKS, rank - r), min(SHRINK_PAIRS, int(starts[g + 1]) - p)
                     for j in range(width):
                         a_rows[j] = np.int64(rows[first + r + j]) * per_unit
                     for m in range(count):
@@ -101,7 +101,7 @@ def _expand(  # type: ignore[no-untyped-def]
     highest = 0
     for g in range(slots.size):
         for i in range(modules.size):
-            highest = max(highest, np.int64(ranks[slots[g], layer, modules[i]]))
+            highest = max(highest, int(ranks[slots[g], layer, modules[i]]))
     b_rows = np.empty(highest, np.int64)
     unit = 0
     for i in range(modules.size):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..pool import Pool
-from .arrays import NONE, as_floats, optional, pool_array, spread_rows
+from .arrays import as_floats, optional, pool_array, spread_rows
 from .compiled import compiled, inner
 from .exponential import exp
 from .team import TEAM, share

@@ -1,4 +1,4 @@
-"""Many dot products at once: the tiles that keep the vector units busy, for weights, cached keys and adapter rows alike.
+"""Many dot products at once, in tiles that keep the vector units busy: weights, cached keys, adapter rows.
 
 Every pair of rows is one call of `vector_ir.dots`' arithmetic, so the choice of tile never shows in the result.
 """
@@ -18,7 +18,8 @@ STRIP = 24
 def row_products(out, out_rows, out_at, x, x_rows, begin, end, w, w_rows, w_at, w_count, k):  # type: ignore[no-untyped-def]
     """out[out_rows[m] + out_at + n] = sum_k x[x_rows[m] + k] * w[w_rows[n] + w_at + k]
 
-    for m from `begin` to `end` and n from 0 to `w_count`. `out_rows`, `x_rows` and `w_rows` are int64 arrays of offsets.
+    for m from `begin` to `end` and n from 0 to `w_count`. `out_rows`, `x_rows` and `w_rows` are int64 arrays of
+    offsets.
     """
     m = begin
     while m < end:
@@ -49,7 +50,12 @@ def row_products(out, out_rows, out_at, x, x_rows, begin, end, w, w_rows, w_at, 
         else:
             while n + 8 <= w_count:
                 low = (w_rows[n] + w_at, w_rows[n + 1] + w_at, w_rows[n + 2] + w_at, w_rows[n + 3] + w_at)
-                high = (w_rows[n + 4] + w_at, w_rows[n + 5] + w_at, w_rows[n + 6] + w_at, w_rows[n + 7] + w_at)
+                high = (
+                    w_rows[n + 4] + w_at,
+                    w_rows[n + 5] + w_at,
+                    w_rows[n + 6] + w_at,
+                    w_rows[n + 7] + w_at,
+                )
                 dots(out, (o0 + n,), x, (x0,), w, low + high, k)
                 n += 8
             while n < w_count:

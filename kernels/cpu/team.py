@@ -1,14 +1,14 @@
 """The threads that share a kernel's work: the caller and a few helpers, none of whom is ever waited for in vain.
 
-OpenMP's teams end each loop with a barrier: while another process holds one core, the thread that should run there is
-late and a loop of 50 microseconds takes a scheduler's turn, 4 to 20 milliseconds, a few hundred times a step. Here the
-work is cut into parts that whoever has time takes from one counter. A helper that is not running takes none, so the
-caller does them itself and waits only for parts that a helper has begun. Which thread computes a part changes nothing in
-the result.
+OpenMP's teams end each loop with a barrier: while another process holds one core, the thread that should run there
+is late and a loop of 50 microseconds takes a scheduler's turn, 4 to 20 milliseconds, a few hundred times a step.
+Here the work is cut into parts that whoever has time takes from one counter. A helper that is not running takes
+none, so the caller does them itself and waits only for parts that a helper has begun. Which thread computes a part
+changes nothing in the result.
 
-The agreement is one array of int64 words. `TICKET` holds the number of the run and the next part to take; it is changed
-only by compare-and-swap, so whoever took a part knows that the run whose entry and arguments it read was still on:
-the caller closes the ticket before it writes the next run's.
+The agreement is one array of int64 words. `TICKET` holds the number of the run and the next part to take; it is
+changed only by compare-and-swap, so whoever took a part knows that the run whose entry and arguments it read was
+still on: the caller closes the ticket before it writes the next run's.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Team:
 
     @property
     def words(self) -> np.ndarray:
-        """What `share` needs; calls back helpers that went to sleep. The first use makes as many as torch has threads."""
+        """What `share` needs; calls back helpers that went to sleep. Unless resized, as many threads as torch."""
         if self._words is None:
             self.resize(torch.get_num_threads())
             assert self._words is not None

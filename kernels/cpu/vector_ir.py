@@ -1,14 +1,14 @@
 """Vector code that numba's own loops cannot promise: the order of every sum is written down here, in LLVM's terms.
 
-A loop over floats is summed by a compiler either one by one (slow) or in an order of its choice (other bits in each copy
-of the loop). So the reductions are spelled out: a sum over k runs in eight lanes, lane i taking k = i, i + 8, i + 16, …
-by fused multiply-adds; the lanes are then added as a tree (halves, quarters, pair), and what is left beyond the last
-multiple of eight is added one by one. Nothing else enters: whichever tile a pair of rows is computed in, its bits are
-the same.
+A loop over floats is summed by a compiler either one by one (slow) or in an order of its choice (other bits in
+each copy of the loop). So the reductions are spelled out: a sum over k runs in eight lanes, lane i taking k = i,
+i + 8, i + 16, … by fused multiply-adds; the lanes are then added as a tree (halves, quarters, pair), and what is
+left beyond the last multiple of eight is added one by one. Nothing else enters: whichever tile a pair of rows is
+computed in, its bits are the same.
 
-Arrays are flat. Elements may be float32, int8, float16 or bfloat16 and are widened to float32 exactly as they are read;
-numba has no 16-bit floats, so float16 comes as uint16 and bfloat16 as int16 (`arrays.as_array`). Offsets are in elements
-and are not checked.
+Arrays are read as flat. Elements may be float32, int8, float16 or bfloat16 and are widened to float32 exactly as
+they are read; numba has no 16-bit floats, so float16 comes as uint16 and bfloat16 as int16 (`arrays.as_array`).
+Offsets are in elements and are not checked.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def _define_dots(function: Any, rows: int, columns: int, x_type: Any, w_type: An
 
     lane_sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(rows * columns)]
     add_products(lane_sums, size.type(0), whole, LANES)
-    sums = [cgutils.alloca_once_value(b, value) for value in _tree_sums(b, [b.load(slot) for slot in lane_sums])]
+    sums = [
+        cgutils.alloca_once_value(b, value) for value in _tree_sums(b, [b.load(slot) for slot in lane_sums])
+    ]
     add_products(sums, whole, size, 1)
     for i, slot in enumerate(sums):
         m, n = divmod(i, columns)
@@ -91,7 +93,16 @@ def _define_dots(function: Any, rows: int, columns: int, x_type: Any, w_type: An
 
 @intrinsic
 def add_weighted_rows(
-    typingctx: Any, out: Any, out_rows: Any, p: Any, p_rows: Any, v: Any, v_rows: Any, v_at: Any, count: Any, columns: Any
+    typingctx: Any,
+    out: Any,
+    out_rows: Any,
+    p: Any,
+    p_rows: Any,
+    v: Any,
+    v_rows: Any,
+    v_at: Any,
+    count: Any,
+    columns: Any,
 ) -> Any:
     """out[out_rows[m] + c + i] += sum_j p[p_rows[m] + j] * v[v_rows[j] + v_at + c + i], for i in 0..7, c in columns
 
@@ -128,7 +139,9 @@ def _define_weighted_rows(function: Any, rows: int, groups: int, v_type: Any) ->
         for line in range(0, groups * LANES * v_type.bitwidth // 8, CACHE_LINE):  # the columns to come
             _prefetch(b, b.gep(row, [b.add(starts[-1], count.type(LANES + line * 8 // v_type.bitwidth))]))
         factors = [_splat(b, b.load(b.gep(weight, [j]))) for weight in weights]
-        for n, start in enumerate(starts):  # one value at a time: with 12 sums and 3 factors that fills 16 registers
+        for n, start in enumerate(
+            starts
+        ):  # one value at a time: with 12 sums and 3 factors that fills 16 registers
             value = _widened(b, row, start, v_type, LANES)
             for m, factor in enumerate(factors):
                 slot = sums[m * groups + n]
@@ -141,7 +154,7 @@ def _define_weighted_rows(function: Any, rows: int, groups: int, v_type: Any) ->
 
 
 def _call_tile(b: Any, name: str, operands: list[Any], define: Callable[[Any], None]) -> None:
-    """Call the function of that name, defined once in a module and kept whole: inlined copies only cost compile time."""
+    """Call the function of that name, defined once in a module and never inlined: copies only cost compile time."""
     kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
     function = cgutils.get_or_insert_function(b.module, kind, name)
     if function.is_declaration:
@@ -287,14 +300,12 @@ def _tree(b: Any, vector: Any, combine: Any) -> Any:
         undefined = ir.Constant(vector.type, ir.Undefined)
         low = ir.Constant(ir.VectorType(_I32, width), list(range(width)))
         high = ir.Constant(ir.VectorType(_I32, width), list(range(width, 2 * width)))
-        vector = combine(
-            b.shuffle_vector(vector, undefined, low), b.shuffle_vector(vector, undefined, high)
-        )
+        vector = combine(b.shuffle_vector(vector, undefined, low), b.shuffle_vector(vector, undefined, high))
     return b.extract_element(vector, _I32(0))
 
 
 def _tree_sums(b: Any, vectors: list[Any]) -> list[Any]:
-    """The sum of each vector's lanes in the order of `_tree`, for four vectors with the additions of little more than one."""
+    """The sum of each vector's lanes in the order of `_tree`, four vectors in one go."""
     sums = []
     for i in range(0, len(vectors), 4):
         four = vectors[i : i + 4]
@@ -303,10 +314,14 @@ def _tree_sums(b: Any, vectors: list[Any]) -> list[Any]:
             continue
         while len(four) > 1:  # two vectors of m parts each -> one of 2 m parts, each half as wide
             width = LANES // (4 // len(four)) // 2
-            four = [_add_halves(b, left, right, width) for left, right in zip(four[::2], four[1::2], strict=True)]
+            four = [
+                _add_halves(b, left, right, width) for left, right in zip(four[::2], four[1::2], strict=True)
+            ]
         undefined = ir.Constant(four[0].type, ir.Undefined)
         even, odd = (ir.Constant(ir.VectorType(_I32, 4), list(range(start, LANES, 2))) for start in (0, 1))
-        pair_sums = b.fadd(b.shuffle_vector(four[0], undefined, even), b.shuffle_vector(four[0], undefined, odd))
+        pair_sums = b.fadd(
+            b.shuffle_vector(four[0], undefined, even), b.shuffle_vector(four[0], undefined, odd)
+        )
         sums += [b.extract_element(pair_sums, _I32(lane)) for lane in range(4)]
     return sums
 

@@ -351,7 +351,7 @@ def test_a_killed_engine_comes_back_with_every_adapter(server):
     threads = [threading.Thread(target=long, args=(stream,)) for stream in (True, False)]
     for thread in threads:
         thread.start()
-    time.sleep(0.7)
+    server.wait_until(lambda: server.metric("running") + server.metric("waiting") > 64)  # both are there
     os.kill(server.engine_pid(), signal.SIGKILL)
     for thread in threads:
         thread.join(60)
@@ -360,7 +360,7 @@ def test_a_killed_engine_comes_back_with_every_adapter(server):
         assert answer.status_code in (200, 500)
         assert "[DONE]" not in answer.text
     assert server.client.get("/health").status_code == 200
-    server.wait_until(lambda: server.is_up("/ready"), 60)
+    server.wait_until(lambda: server.is_up("/ready"), 120)
     assert server.complete(adapter="five").json()["choices"] == before
     names = [a["name"] for a in server.client.get("/adapters").json()["data"]]
     assert names == ["five", "one", "sixteen"]
@@ -383,7 +383,7 @@ def test_the_port_answers_before_the_base_is_loaded_and_sigterm_lets_requests_fi
 
         thread = threading.Thread(target=long)
         thread.start()
-        time.sleep(0.5)
+        process.wait_until(lambda: process.metric("running") > 0)
         process.popen.send_signal(signal.SIGTERM)
         refused = []
         while thread.is_alive() and not refused:

@@ -10,7 +10,9 @@ import pytest
 from heddle.lora.adapter_memory import ResidencyError
 
 OPERATIONS = int(os.environ.get("HEDDLE_WALK_OPERATIONS", "1500"))
-"""Of each walk. 100,000 operations in all take about half a minute."""
+"""Of each walk; 100,000 in all take about half a minute."""
+SEEDS = int(os.environ.get("HEDDLE_WALK_SEEDS", "2"))
+"""Walks with each of the settings."""
 PATIENCE_LIMIT = 3000
 """Steps within which every sequence must have ended, whatever came after it."""
 
@@ -179,7 +181,7 @@ class Walk:
         engine.residency.drain_loads()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_random_walk_keeps_every_invariant_and_every_answer(
     engine: Any, settings: dict[str, Any], seed: int

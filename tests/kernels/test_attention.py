@@ -22,9 +22,7 @@ RAGGED = [(0, 5), (7, 1), (0, 0), (30, 1), (0, 1), (3, 20), (16, 16), (63, 2)]
 def test_ragged_batches(
     ops: Ops, attention_case: Case, check: Check, block_size: int, head_dim: int, heads: int, kv_heads: int
 ) -> None:
-    case = attention_case(
-        RAGGED, heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
-    )
+    case = attention_case(RAGGED, heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
     scale = head_dim**-0.5
     check(ops.paged_attention(case.q, case.pool, case.layer, case.batch, scale), case.expected(scale))
 

@@ -19,8 +19,12 @@ print(cpu.silu_mul(torch.tensor([[1.0, 2.0]])).item(), sum(norm_rope._silu_all.s
 
 def run(cache: Path) -> tuple[float, int]:
     """silu(1) * 2 in a fresh process, and how many kernels it took from the disk."""
-    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"XDG_CACHE_HOME": str(cache)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {
+        "XDG_CACHE_HOME": str(cache)
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+    )
     value, hits = done.stdout.split()
     return float(value), int(hits)
 

@@ -105,7 +105,9 @@ def test_several_weighted_adapters_on_a_row(ops: Ops, lora_case: Case, check: Ch
 
 
 def test_prefill_sized_segments(ops: Ops, lora_case: Case, check: Check) -> None:
-    case = lora_case([(1, list(range(70))), (0, list(range(80, 93)))], [everywhere(9), everywhere(16)], SHAPES)
+    case = lora_case(
+        [(1, list(range(70))), (0, list(range(80, 93)))], [everywhere(9), everywhere(16)], SHAPES
+    )
     out, x = inputs(100)
     check(run(ops, case, out, x), case.expected(out, x, MODULES, OFFSETS))
 

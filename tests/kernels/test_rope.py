@@ -75,7 +75,9 @@ def test_half_rounding_of_special_values(ops: Ops, attention_case: Case) -> None
     """Values that round, overflow, vanish or are NaN go into a 16-bit cache as torch rounds them."""
     for kv_dtype in (torch.float16, torch.bfloat16):
         case = attention_case([(0, 2)], kv_dtype=kv_dtype)
-        odd = torch.tensor([1.00048828125, 1.00390625, 1.01171875, 70000.0, -1e-8, 6e-8, 3.4e38, float("inf")])
+        odd = torch.tensor(
+            [1.00048828125, 1.00390625, 1.01171875, 70000.0, -1e-8, 6e-8, 3.4e38, float("inf")]
+        )
         case.v[0, 0], case.v[0, 1] = odd, -odd
         case.v[1, 0] = float("nan")
         one, zero = torch.ones(128, 4), torch.zeros(128, 4)

@@ -62,7 +62,9 @@ def test_silu_far_from_zero(ops: Ops) -> None:
     gate = torch.tensor([-1000.0, -200.0, -88.5, -40.0, 40.0, 88.5, 1000.0, 0.0])
     got = ops.silu_mul(torch.cat([gate, torch.ones(8)]).unsqueeze(0))[0]
     assert torch.isfinite(got).all()
-    torch.testing.assert_close(got.double(), gate.double() * torch.sigmoid(gate.double()), rtol=3e-7, atol=1e-30)
+    torch.testing.assert_close(
+        got.double(), gate.double() * torch.sigmoid(gate.double()), rtol=3e-7, atol=1e-30
+    )
 
 
 def test_nan_in_one_row_stays_there(ops: Ops) -> None:
