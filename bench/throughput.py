@@ -40,13 +40,13 @@ def make_adapters(base: Path, folder: Path) -> dict[str, Path]:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     paths = {}
     for number, rank in enumerate(RANKS):
         config = LoraConfig(r=rank, lora_alpha=rank, target_modules=MODULES, init_lora_weights=False)
         adapted = get_peft_model(model, config)
         name = f"a{number}"
-        adapted.save_pretrained(folder / name)
+        adapted.save_pretrained(str(folder / name))
         paths[name] = folder / name
         model = adapted.unload()
     return paths

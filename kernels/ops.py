@@ -22,6 +22,12 @@ from .packed_weight import PackedWeight
 from .pool import Pool
 
 
+def _check(tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Kernels read these by address: what they are given must be just what they expect."""
+    assert tensor.dtype == dtype, f"{tensor.dtype} where {dtype} is read"
+    assert tensor.is_contiguous()
+
+
 @dataclass(frozen=True)
 class AttentionBatch:
     """Who attends to what in one step. Everything is on the pool's device."""
@@ -34,6 +40,11 @@ class AttentionBatch:
     """int32 [S]: tokens in the cache after this step's rows were written; the rows are the last of them."""
     slot_mapping: torch.Tensor
     """int64 [T]: where each row's K and V go, block id * block_size + offset."""
+
+    def __post_init__(self) -> None:
+        for tensor in (self.block_tables, self.cu_seqlens_q, self.context_lens):
+            _check(tensor, torch.int32)
+        _check(self.slot_mapping, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,11 @@ class AdapterTables:
     dtype: torch.dtype
     """Of A and B in the pool."""
 
+    def __post_init__(self) -> None:
+        for tensor in (self.ranks, self.first_row, self.rows):
+            _check(tensor, torch.int32)
+        _check(self.scales, torch.float32)
+
 
 @dataclass(frozen=True)
 class LoraBatch:
@@ -75,6 +91,11 @@ class LoraBatch:
     """int32 [G + 1]"""
     slots: torch.Tensor
     """int32 [G]"""
+
+    def __post_init__(self) -> None:
+        for tensor in (self.pair_rows, self.starts, self.slots):
+            _check(tensor, torch.int32)
+        _check(self.pair_weights, torch.float32)
 
 
 class Ops(Protocol):

@@ -1,21 +1,72 @@
-"""How tensors reach the kernels: as numpy arrays over the same memory, without a copy.
+"""How tensors reach the kernels: over the same memory, without a copy.
 
-A view costs a microsecond and a step makes a thousand of them, so a dense tensor is handed over in the shape it has:
-kernels count elements from its beginning.
+Making numpy's view of a tensor costs a microsecond, and a step would make two thousand of them. So the operations on
+a step's path pass addresses, from which `array_at` makes an array again, inside the compiled code. Whoever passes an
+address keeps the tensor until the call returns.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-
-from ..pool import Pool
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
 
 NONE = np.empty(0, dtype=np.float32)
-"""Stands for a bias, scale or residual that is not there."""
+"""Stands for a bias or scale that is not there."""
 
 _STAND_INS = {torch.float16: torch.uint16, torch.bfloat16: torch.int16}
 """numba knows no 16-bit floats: their bits come as integers (`vector_ir.FLOAT16`, `vector_ir.BFLOAT16`)."""
+
+KINDS: dict[torch.dtype, np.generic] = {
+    torch.float32: np.float32(0),
+    torch.int8: np.int8(0),
+    torch.float16: np.uint16(0),
+    torch.bfloat16: np.int16(0),
+}
+"""By dtype, the value whose type tells `array_at` what lies at an address."""
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in dense float32; the tensor itself where it is so already."""
+    if tensor.dtype is torch.float32 and tensor.is_contiguous():
+        return tensor
+    return tensor.float().contiguous()
+
+
+def dense_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A tensor [T, heads, D] in float32 whose rows are dense, and how far one lies from the next, in elements.
+
+    A view that is a slice of a fused output's columns is such already.
+    """
+    step, *within = tensor.stride()
+    if tensor.dtype is not torch.float32 or within != [tensor.shape[2], 1]:
+        tensor = tensor.float().contiguous()
+        step = tensor.shape[1] * tensor.shape[2]
+    return tensor, step
+
+
+@intrinsic
+def array_at(typingctx: Any, address: Any, like: Any, shape: Any) -> Any:
+    """The array of `shape` (a tuple) that lies densely at `address`, of elements like the scalar `like`."""
+    kind = types.Array(like, len(shape), "C")
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        data = b.inttoptr(args[0], context.get_data_type(like).as_pointer())
+        sizes = cgutils.unpack_tuple(b, args[2])
+        itemsize = context.get_constant(types.intp, like.bitwidth // 8)
+        strides = [itemsize]
+        for size in sizes[:0:-1]:
+            strides.insert(0, b.mul(strides[0], size))
+        array = make_array(kind)(context, b)
+        populate_array(array, data=data, shape=sizes, strides=strides, itemsize=itemsize, meminfo=None)
+        return array._getvalue()
+
+    return kind(types.int64, like, types.UniTuple(types.intp, len(shape))), generate
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
@@ -26,7 +77,7 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 def as_floats(tensor: torch.Tensor) -> np.ndarray:
     """Any tensor's values in dense float32; a copy only where it is not so already."""
-    return tensor.float().contiguous().numpy()
+    return dense(tensor).numpy()
 
 
 def optional(tensor: torch.Tensor | None) -> np.ndarray:
@@ -34,19 +85,6 @@ def optional(tensor: torch.Tensor | None) -> np.ndarray:
     return NONE if tensor is None else as_floats(tensor)
 
 
-def spread_rows(tensor: torch.Tensor) -> tuple[np.ndarray, int]:
-    """A tensor [T, heads, D] in float32 as a flat array, and how far one row lies from the next.
-
-    A view whose rows are dense, as a slice of a fused output's columns, is not copied.
-    """
-    tensor = tensor.float()
-    rows, heads, size = tensor.shape
-    step, *dense = tensor.stride()
-    if dense != [size, 1]:
-        return tensor.contiguous().view(-1).numpy(), heads * size
-    return tensor.as_strided(((rows - 1) * step + heads * size,), (1,)).numpy(), step
-
-
-def pool_array(pool: Pool, dtype: torch.dtype) -> np.ndarray:
-    """The whole pool in elements of `dtype`."""
-    return pool.memory.view(_STAND_INS.get(dtype, dtype)).numpy()
+def address(tensor: torch.Tensor | None) -> int:
+    """Where a dense tensor lies; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()

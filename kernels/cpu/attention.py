@@ -12,7 +12,7 @@ import torch
 
 from ..ops import AttentionBatch
 from ..pool import Pool
-from .arrays import as_floats, pool_array
+from .arrays import KINDS, array_at, dense
 from .compiled import compiled, inner
 from .exponential import exp
 from .products import row_products
@@ -144,18 +144,22 @@ def _attend(  # type: ignore[no-untyped-def]
 
 @compiled
 def _attention(  # type: ignore[no-untyped-def]
-    words, out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim, block_size,
-    block_step, layer_at, value_at, scale,
+    words, out, q, rows, pool, kind, pool_size, block_tables, width, starts, lengths, sequences, num_heads,
+    kv_heads, head_dim, block_size, block_step, layer_at, value_at, scale,
 ):  # fmt: skip
+    real, integer = np.float32(0), np.int32(0)
+    count = rows * num_heads * head_dim
+    begins, contexts = array_at(starts, integer, (sequences + 1,)), array_at(lengths, integer, (sequences,))
     keys = 0
-    for s in range(lengths.size):
-        keys += np.int64(starts[s + 1] - starts[s]) * lengths[s] * kv_heads
-    parts = max(1, min(keys // PART_KEYS, np.int64(starts[-1]) * kv_heads))
+    for s in range(sequences):
+        keys += int(begins[s + 1] - begins[s]) * contexts[s] * kv_heads
+    parts = max(1, min(keys // PART_KEYS, rows * kv_heads))
     share(
         words, parts, _attend,
         (
-            out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim, block_size, block_step,
-            layer_at, value_at, scale,
+            array_at(out, real, (count,)), array_at(q, real, (count,)), array_at(pool, kind, (pool_size,)),
+            array_at(block_tables, integer, (sequences, width)), begins, contexts, num_heads, kv_heads, head_dim,
+            block_size, block_step, layer_at, value_at, np.float32(scale),
         ),
     )  # fmt: skip
 
@@ -167,13 +171,14 @@ def paged_attention(
     rows, num_heads, head_dim = q.shape
     layout = pool.layout
     out = torch.empty((rows, num_heads, head_dim), dtype=torch.float32)
-    if rows == 0:
-        return out.to(q.dtype)
-    itemsize = layout.kv_dtype.itemsize
-    _attention(
-        TEAM.words, out.numpy(), as_floats(q), pool_array(pool, layout.kv_dtype), batch.block_tables.numpy(),
-        batch.cu_seqlens_q.numpy(), batch.context_lens.numpy(), num_heads, layout.num_kv_heads, head_dim,
-        layout.block_size, layout.block_bytes // itemsize, layer * (layout.layer_bytes // itemsize),
-        layout.num_kv_heads * layout.block_size * head_dim, np.float32(scale),
-    )  # fmt: skip
-    return out if q.dtype == torch.float32 else out.to(q.dtype)
+    if rows:
+        itemsize = layout.kv_dtype.itemsize
+        queries, tables = dense(q), batch.block_tables.contiguous()
+        _attention(
+            TEAM.words, out.data_ptr(), queries.data_ptr(), rows, pool.memory.data_ptr(), KINDS[layout.kv_dtype],
+            pool.memory.numel() // itemsize, tables.data_ptr(), tables.shape[1], batch.cu_seqlens_q.data_ptr(),
+            batch.context_lens.data_ptr(), tables.shape[0], num_heads, layout.num_kv_heads, head_dim,
+            layout.block_size, layout.block_bytes // itemsize, layer * (layout.layer_bytes // itemsize),
+            layout.num_kv_heads * layout.block_size * head_dim, scale,
+        )  # fmt: skip
+    return out if q.dtype is torch.float32 else out.to(q.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .arrays import NONE, as_array, as_floats, optional
+from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
 from .products import STRIP, evenly_spaced, row_products
 from .team import TEAM, share
@@ -19,7 +19,7 @@ PART_PRODUCTS = 150_000
 
 @inner
 def _scale_and_shift(out, start, scale, bias, n, width):  # type: ignore[no-untyped-def]
-    """out[start + i] = out[start + i] * scale[n + i] + bias[n + i] for i < width; either may be `NONE`."""
+    """out[start + i] = out[start + i] * scale[n + i] + bias[n + i] for i < width; either may be empty."""
     if scale.size:
         for i in range(width):
             store(out, start + i, load(out, start + i) * load(scale, n + i))
@@ -45,43 +45,46 @@ def _columns(part, parts, out, x, rows, w, size, scale, bias, k):  # type: ignor
 
 
 @compiled
-def _product(words, parts, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
-    share(words, parts, _columns, (out, x, rows, w, size, scale, bias, k))
+def _product(words, parts, out, x, rows, w, kind, size, scale, bias, k):  # type: ignore[no-untyped-def]
+    real = np.float32(0)
+    share(
+        words, parts, _columns,
+        (
+            array_at(out, real, (rows * size,)), array_at(x, real, (rows * k,)), rows,
+            array_at(w, kind, (size * k,)), size, array_at(scale, real, (size if scale else 0,)),
+            array_at(bias, real, (size if bias else 0,)), k,
+        ),
+    )  # fmt: skip
 
 
-def _run(x: torch.Tensor, weight: torch.Tensor, scale: np.ndarray, bias: torch.Tensor | None) -> torch.Tensor:
+def _run(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
     rows, k = x.shape
     size = weight.shape[0]
     out = torch.empty((rows, size), dtype=torch.float32)
     if rows and size:
+        values, bias = dense(x), None if bias is None else dense(bias)
         parts = max(1, min(rows * size * k // PART_PRODUCTS, size // STRIP))
         _product(
-            TEAM.words,
-            parts,
-            out.numpy(),
-            as_floats(x),
-            rows,
-            as_array(weight),
-            size,
-            scale,
-            optional(bias),
-            k,
-        )
-    return out if x.dtype == torch.float32 else out.to(x.dtype)
+            TEAM.words, parts, out.data_ptr(), values.data_ptr(), rows, weight.data_ptr(), KINDS[weight.dtype],
+            size, address(scale), address(bias), k,
+        )  # fmt: skip
+    return out if x.dtype is torch.float32 else out.to(x.dtype)
 
 
 def linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """y[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]"""
-    return _run(x, weight, NONE, bias)
+    return _run(x, weight, None, bias)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """y[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]"""
-    return _run(x, weight, NONE, bias)
+    return _run(x, weight, None, bias)
 
 
 def linear_int8(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]"""
-    return _run(x, weight, optional(scale), bias)
+    return _run(x, weight, dense(scale), bias)

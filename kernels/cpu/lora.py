@@ -14,7 +14,7 @@ import torch
 
 from ..ops import LoraBatch
 from ..pool import ROW_ALIGN, Pool
-from .arrays import as_floats, pool_array
+from .arrays import KINDS, array_at, dense
 from .compiled import compiled, inner
 from .products import row_products
 from .team import TEAM, share
@@ -134,9 +134,20 @@ def _expand(  # type: ignore[no-untyped-def]
 
 @compiled
 def _add_lora(  # type: ignore[no-untyped-def]
-    words, out, out_step, x, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
-    pair_weights, starts, slots, layer, modules, offsets, k,
+    words, out_address, out_step, x_address, k, num_rows, pool_address, kind, pool_size, per_unit, ranks_address,
+    first_row_address, scales_address, num_slots, num_layers, num_modules, rows_address, num_entries,
+    pair_rows_address, pair_weights_address, num_pairs, starts_address, slots_address, num_segments, layer, modules,
+    offsets,
 ):  # fmt: skip
+    real, integer = np.float32(0), np.int32(0)
+    out, x = array_at(out_address, real, (num_rows * out_step,)), array_at(x_address, real, (num_rows * k,))
+    pool, shape = array_at(pool_address, kind, (pool_size,)), (num_slots, num_layers, num_modules)
+    ranks, first_row = array_at(ranks_address, integer, shape), array_at(first_row_address, integer, shape)
+    scales, rows = array_at(scales_address, real, shape), array_at(rows_address, integer, (num_entries,))
+    pair_rows = array_at(pair_rows_address, integer, (num_pairs,))
+    pair_weights = array_at(pair_weights_address, real, (num_pairs,))
+    starts = array_at(starts_address, integer, (num_segments + 1,))
+    slots = array_at(slots_address, integer, (num_segments,))
     sums_at = _plan(ranks, slots, starts, layer, modules)
     sums = np.empty(sums_at[-1], np.float32)
     if sums.size == 0:
@@ -168,18 +179,21 @@ def add_lora(
     lora: LoraBatch,
 ) -> None:
     """out[row, module's columns] += weight * scale * (x[row] @ A.T) @ B.T"""
-    if len(lora.pair_rows) == 0:
+    num_pairs = lora.pair_rows.shape[0]
+    if num_pairs == 0:
         return
-    if out.dtype != torch.float32 or not out.is_contiguous():
-        dense = out.float().contiguous()
-        add_lora(dense, x, pool, layer, modules, offsets, lora)
-        out.copy_(dense)
+    if out.dtype is not torch.float32 or not out.is_contiguous():
+        target = dense(out)
+        add_lora(target, x, pool, layer, modules, offsets, lora)
+        out.copy_(target)
         return
-    tables = lora.tables
+    tables, values = lora.tables, dense(x)
+    itemsize = tables.dtype.itemsize
     _add_lora(
-        TEAM.words, out.numpy(), out.shape[1], as_floats(x), pool_array(pool, tables.dtype),
-        ROW_ALIGN // tables.dtype.itemsize, tables.ranks.numpy(), tables.first_row.numpy(),
-        tables.scales.numpy(), tables.rows.numpy(), lora.pair_rows.numpy(), lora.pair_weights.numpy(),
-        lora.starts.numpy(), lora.slots.numpy(), layer, np.asarray(modules, np.int64),
-        np.asarray(offsets, np.int64), x.shape[1],
+        TEAM.words, out.data_ptr(), out.shape[1], values.data_ptr(), x.shape[1], x.shape[0],
+        pool.memory.data_ptr(), KINDS[tables.dtype], pool.memory.numel() // itemsize, ROW_ALIGN // itemsize,
+        tables.ranks.data_ptr(), tables.first_row.data_ptr(), tables.scales.data_ptr(), *tables.ranks.shape,
+        tables.rows.data_ptr(), tables.rows.shape[0], lora.pair_rows.data_ptr(), lora.pair_weights.data_ptr(),
+        num_pairs, lora.starts.data_ptr(), lora.slots.data_ptr(), lora.slots.shape[0], layer,
+        np.asarray(modules, np.int64), np.asarray(offsets, np.int64),
     )  # fmt: skip

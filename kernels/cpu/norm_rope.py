@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..pool import Pool
-from .arrays import as_floats, optional, pool_array, spread_rows
+from .arrays import KINDS, address, array_at, dense, dense_rows
 from .compiled import compiled, inner
 from .exponential import exp
 from .team import TEAM, share
@@ -34,7 +34,15 @@ def _norm_rows(part, parts, out, total, x, residual, weight, eps, size, rows):  
 
 @compiled
 def _norm_all(words, parts, out, total, x, residual, weight, eps, size, rows):  # type: ignore[no-untyped-def]
-    share(words, parts, _norm_rows, (out, total, x, residual, weight, eps, size, rows))
+    real, count = np.float32(0), rows * size
+    share(
+        words, parts, _norm_rows,
+        (
+            array_at(out, real, (count,)), array_at(total, real, (count,)), array_at(x, real, (count,)),
+            array_at(residual, real, (count if residual else 0,)), array_at(weight, real, (size,)),
+            np.float32(eps), size, rows,
+        ),
+    )  # fmt: skip
 
 
 @inner
@@ -48,7 +56,9 @@ def _silu_rows(part, parts, out, x, size, rows):  # type: ignore[no-untyped-def]
 
 @compiled
 def _silu_all(words, parts, out, x, size, rows):  # type: ignore[no-untyped-def]
-    share(words, parts, _silu_rows, (out, x, size, rows))
+    real = np.float32(0)
+    values = array_at(out, real, (rows * size,)), array_at(x, real, (2 * rows * size,))
+    share(words, parts, _silu_rows, (values[0], values[1], size, rows))
 
 
 @inner
@@ -82,14 +92,19 @@ def _rope_rows(  # type: ignore[no-untyped-def]
 
 @compiled
 def _rope_all(  # type: ignore[no-untyped-def]
-    words, parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, pool, slots, num_heads, kv_heads,
-    head_dim, block_size, block_step, layer_at, value_at, rows,
+    words, parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, num_angles, pool, kind, pool_size,
+    slots, num_heads, kv_heads, head_dim, block_size, block_step, layer_at, value_at, rows,
 ):  # fmt: skip
+    real, integer = np.float32(0), np.int64(0)
     share(
         words, parts, _rope_rows,
         (
-            out, q, q_step, k, k_step, v, v_step, positions, cos, sin, pool, slots, num_heads, kv_heads,
-            head_dim, block_size, block_step, layer_at, value_at, rows,
+            array_at(out, real, (rows * num_heads * head_dim,)), array_at(q, real, (rows * q_step,)), q_step,
+            array_at(k, real, (rows * k_step,)), k_step, array_at(v, real, (rows * v_step,)), v_step,
+            array_at(positions, integer, (rows,)), array_at(cos, real, (num_angles,)),
+            array_at(sin, real, (num_angles,)), array_at(pool, kind, (pool_size,)),
+            array_at(slots, integer, (rows,)), num_heads, kv_heads, head_dim, block_size, block_step, layer_at,
+            value_at, rows,
         ),
     )  # fmt: skip
 
@@ -118,11 +133,12 @@ def _norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, size = x.shape
     out = torch.empty((rows, size), dtype=torch.float32)
-    total = out if residual is None else torch.empty_like(out)
+    total = out if residual is None else torch.empty((rows, size), dtype=torch.float32)
     if rows:
+        x, weight, residual = dense(x), dense(weight), None if residual is None else dense(residual)
         _norm_all(
-            TEAM.words, _parts(rows, size), out.numpy(), total.numpy(), as_floats(x), optional(residual),
-            as_floats(weight), np.float32(eps), size, rows,
+            TEAM.words, _parts(rows, size), out.data_ptr(), total.data_ptr(), x.data_ptr(), address(residual),
+            weight.data_ptr(), eps, size, rows,
         )  # fmt: skip
     return out, total
 
@@ -132,8 +148,9 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=torch.float32)
     if rows:
-        _silu_all(TEAM.words, _parts(rows, 4 * size), out.numpy(), as_floats(gate_up), size, rows)
-    return out.to(gate_up.dtype)
+        values = dense(gate_up)
+        _silu_all(TEAM.words, _parts(rows, 4 * size), out.data_ptr(), values.data_ptr(), size, rows)
+    return out if gate_up.dtype is torch.float32 else out.to(gate_up.dtype)
 
 
 def rope_and_write_kv(
@@ -152,12 +169,16 @@ def rope_and_write_kv(
     layout = pool.layout
     out = torch.empty((rows, num_heads, head_dim), dtype=torch.float32)
     if rows:
+        assert positions.dtype == slot_mapping.dtype == torch.int64
+        assert cos.dtype == sin.dtype == torch.float32
         itemsize = layout.kv_dtype.itemsize
+        (queries, q_step), (keys, k_step), (values, v_step) = dense_rows(q), dense_rows(k), dense_rows(v)
         _rope_all(
-            TEAM.words, _parts(rows, num_heads * head_dim), out.numpy(), *spread_rows(q),
-            *spread_rows(k), *spread_rows(v), positions.numpy(), cos.numpy(), sin.numpy(),
-            pool_array(pool, layout.kv_dtype), slot_mapping.numpy(), num_heads, layout.num_kv_heads,
-            head_dim, layout.block_size, layout.block_bytes // itemsize,
-            layer * (layout.layer_bytes // itemsize), layout.num_kv_heads * layout.block_size * head_dim, rows,
+            TEAM.words, _parts(rows, num_heads * head_dim), out.data_ptr(), queries.data_ptr(), q_step,
+            keys.data_ptr(), k_step, values.data_ptr(), v_step, positions.data_ptr(), cos.data_ptr(),
+            sin.data_ptr(), cos.numel(), pool.memory.data_ptr(), KINDS[layout.kv_dtype],
+            pool.memory.numel() // itemsize, slot_mapping.data_ptr(), num_heads, layout.num_kv_heads, head_dim,
+            layout.block_size, layout.block_bytes // itemsize, layer * (layout.layer_bytes // itemsize),
+            layout.num_kv_heads * layout.block_size * head_dim, rows,
         )  # fmt: skip
-    return out.to(q.dtype)
+    return out if q.dtype is torch.float32 else out.to(q.dtype)
