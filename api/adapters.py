@@ -20,7 +20,7 @@ from ..core.client import EngineClient
 from ..core.errors import EngineFailure
 from ..lora import sources
 from ..lora.base import BaseModel
-from ..lora.errors import AdapterCorrupt
+from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
 from ..lora.layout import AdapterLayout
 from ..lora.records import AdapterRecord, Registration
 from ..lora.store import AdapterStore
@@ -90,10 +90,15 @@ class AdapterService:
     async def _register_at_start(self, name: str, source: str) -> None:
         """For the operator: any local folder, and other weights make a new version of the name."""
         create = AdapterCreate(name=name, source=source, replace=True)
-        if sources.is_hub(source):
-            await self.create_from_source(create, Caller(self._config.tenant, is_admin=True))
-        else:
-            await self._create(create, Path(source), self._config.tenant, source)
+        try:
+            if sources.is_hub(source):
+                await self.create_from_source(create, Caller(self._config.tenant, is_admin=True))
+            else:
+                await self._create(create, Path(source), self._config.tenant, source)
+        except AdapterInvalid as error:
+            raise AdapterInvalid(f"--adapter {name}={source}: {error}") from error
+        except StoreError as error:
+            raise StoreError(error.code, f"--adapter {name}={source}: {error}", error.param) from error
 
     def _clear_scratch(self) -> None:
         """What a killed server left of its uploads goes."""
@@ -159,7 +164,9 @@ class AdapterService:
         self._holds.returned(record.digest)
         if record.pinned or create.pinned is not None:
             record = await self._settle_pin(registration, create.pinned)
-        if create.preload is not False:
+        if create.preload:
+            await self._preload(record)
+        elif create.preload is None:
             self._in_background(self._preload(record))
         return self._view(record), registration.created
 

@@ -31,7 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     swap_space: float = 4.0
     """GiB of host memory for swapped sequences and host copies of adapters."""
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | None = None
+    """Tokens in one step: what a long prompt can make others wait for. None: 256 on a CPU, 2048 on CUDA."""
     max_queued_requests: int = 4096
     enable_prefix_caching: bool = True
     max_lora_rank: int = 512

@@ -14,6 +14,9 @@ from .runner import LOGIT_ROWS
 
 CPU_POOL_SHARE, CPU_POOL_LIMIT = 4, 4 << 30
 """On a CPU the pool takes a quarter of what is available, at most 4 GiB."""
+CPU_STEP_TOKENS, CUDA_STEP_TOKENS = 256, 2048
+"""Tokens in one step. On two AVX2 cores 256 rows of the demo base take about half a second, and more rows at once are
+no faster a row; that is the longest a running stream waits for somebody's long prompt."""
 DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -51,11 +54,18 @@ def pool_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> i
     return int(total * config.gpu_memory_utilization) - (total - free) - step_bytes
 
 
-def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """A bound on what one step holds besides weights and pool: a layer's activations, and logits while
-    sampling."""
+def batched_tokens(config: EngineConfig, device: torch.device) -> int:
+    """Tokens in one step."""
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    return CPU_STEP_TOKENS if device.type == "cpu" else CUDA_STEP_TOKENS
+
+
+def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
+    """A bound on what one step of `tokens` holds besides weights and pool: a layer's activations, and logits
+    while sampling."""
     widths = sum(out_features for out_features, _ in model.linear_shapes.values()) + 4 * model.hidden_size
-    activations = config.max_num_batched_tokens * widths * (dtype.itemsize + 4)
+    activations = tokens * widths * (dtype.itemsize + 4)
     logits = max(config.max_num_seqs, LOGIT_ROWS) * model.vocab_size * 4 * 4
     return activations + logits
 

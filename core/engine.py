@@ -92,7 +92,8 @@ class Engine:
             )
         except ModelError as error:
             raise EngineStartError(str(error)) from error
-        step_bytes = machine.step_bytes(config, model_config, dtype)
+        tokens = machine.batched_tokens(config, device)
+        step_bytes = machine.step_bytes(config, model_config, dtype, tokens)
         pool_bytes = machine.pool_bytes(config, device, step_bytes)
         self._pool = _allocate_pool(layout, pool_bytes, device)
         self._memory = PoolAdapterMemory(self._pool, model_config.linear_shapes, dtype)
@@ -116,7 +117,7 @@ class Engine:
             residency=self._residency,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=tokens,
             max_model_len=max_model_len,
             max_queued=config.max_queued_requests,
             eos_token_ids=frozenset(model_config.eos_token_ids),

@@ -100,7 +100,7 @@ def _torch() -> list[Finding]:
         Finding("--device cpu", True, f"torch {probe['torch']}, {probe['cpu']}"),
         Finding("--device cuda", bool(devices), why_cuda),
         Finding("--quantization none, int8", True, "any checkpoint in float32, float16 or bfloat16"),
-        Finding("--quantization gptq, awq", False, "packed checkpoints are not read by this version"),
+        Finding("--quantization gptq, awq", True, "checkpoints of AutoGPTQ (4 and 8 bit) and AutoAWQ (gemm)"),
     ]
 
 

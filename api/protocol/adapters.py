@@ -14,7 +14,7 @@ Residency = Literal["device", "host", "disk"]
 Status = Literal["ready", "loading", "failed", "incompatible"]
 
 
-class AdapterCreate(msgspec.Struct, kw_only=True):
+class AdapterCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A registration; the files come from `source` or with the call."""
 
     name: str
@@ -22,7 +22,8 @@ class AdapterCreate(msgspec.Struct, kw_only=True):
     pinned: bool | None = None
     replace: bool | None = None
     preload: bool | None = None
-    """Bring it to the device right after; done unless this is false."""
+    """True: answered when it is on the device. False: loaded at its first request. Left out: brought there in
+    the background."""
     description: Description | None = None
 
 
@@ -40,13 +41,13 @@ def from_parts(parts: dict[str, str]) -> AdapterCreate:
         raise wrong_value(error) from error
 
 
-class AdapterPatch(msgspec.Struct, kw_only=True):
+class AdapterPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pinned: bool | None = None
     description: Description | None = None
     version: int | None = None
 
 
-class AdapterEvict(msgspec.Struct, kw_only=True):
+class AdapterEvict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     to: Literal["host", "disk"] = "host"
 
 

@@ -28,6 +28,8 @@ class ChatRequest(GenerationBody, kw_only=True):
         "continue_final_message": (False,),
         "mm_processor_kwargs": (),
         "echo": (False,),
+        "prediction": (),
+        "suffix": ("",),
     }
     PROMPT_FIELD: ClassVar[str] = "messages"
 
@@ -51,6 +53,8 @@ class ChatRequest(GenerationBody, kw_only=True):
     documents: Any = None
     continue_final_message: Any = None
     mm_processor_kwargs: Any = None
+    prediction: Any = None
+    suffix: Any = None
 
     def num_prompts(self) -> int:
         return 1

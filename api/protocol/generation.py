@@ -13,7 +13,7 @@ from ..errors import invalid
 FinishReason = Literal["stop", "length"]
 
 
-class WeightedAdapter(msgspec.Struct, frozen=True):
+class WeightedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of several adapters whose deltas are summed."""
 
     name: str

@@ -8,7 +8,7 @@ from litestar import Response, get
 from ..connection import AnyRequest
 from ..errors import ApiError
 from ..metrics import CONTENT_TYPE
-from ..state import server_of, services_of
+from ..state import Phase, server_of, services_of
 from .answer import answer
 
 
@@ -27,7 +27,10 @@ async def ready(request: AnyRequest) -> Response[bytes]:
     """The base is loaded and serving."""
     server = server_of(request)
     if not server.ready:
-        raise ApiError("overloaded", f"not ready: {server.phase.value}")
+        if server.phase is Phase.DRAINING:
+            raise ApiError("shutting_down", "not ready: the server is shutting down")
+        reason = "the engine is restarting" if server.phase is Phase.SERVING else "the base is being loaded"
+        raise ApiError("overloaded", f"not ready: {reason}")
     return answer(Status("ready"))
 
 

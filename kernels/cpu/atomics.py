@@ -84,12 +84,14 @@ ENTRY_TYPE = ir.FunctionType(_I32, [_I8.as_pointer().as_pointer(), _I8.as_pointe
 
 @intrinsic
 def call(typingctx: Any, entry: Any, packed: Any, part: Any) -> Any:
-    """Call the function at address `entry`, made by `team.share`, with its packed arguments and a part number."""
+    """Call the function at address `entry`, made by `team.share`, with its packed arguments and a part number.
+
+    Returns 0, or what numba returns for an exception.
+    """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         function = b.inttoptr(args[0], ENTRY_TYPE.as_pointer())
         nothing = cgutils.alloca_once(b, _I8.as_pointer())
-        b.call(function, [nothing, nothing, args[1], args[2]])
-        return context.get_dummy_value()
+        return b.call(function, [nothing, nothing, args[1], args[2]])
 
-    return types.void(types.int64, types.int64, types.int64), generate
+    return types.int32(types.int64, types.int64, types.int64), generate

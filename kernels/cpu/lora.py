@@ -189,11 +189,12 @@ def add_lora(
         return
     tables, values = lora.tables, dense(x)
     itemsize = tables.dtype.itemsize
+    num_slots, num_layers, num_modules = tables.ranks.shape
     _add_lora(
         TEAM.words, out.data_ptr(), out.shape[1], values.data_ptr(), x.shape[1], x.shape[0],
         pool.memory.data_ptr(), KINDS[tables.dtype], pool.memory.numel() // itemsize, ROW_ALIGN // itemsize,
-        tables.ranks.data_ptr(), tables.first_row.data_ptr(), tables.scales.data_ptr(), *tables.ranks.shape,
-        tables.rows.data_ptr(), tables.rows.shape[0], lora.pair_rows.data_ptr(), lora.pair_weights.data_ptr(),
-        num_pairs, lora.starts.data_ptr(), lora.slots.data_ptr(), lora.slots.shape[0], layer,
-        np.asarray(modules, np.int64), np.asarray(offsets, np.int64),
+        tables.ranks.data_ptr(), tables.first_row.data_ptr(), tables.scales.data_ptr(), num_slots,
+        num_layers, num_modules, tables.rows.data_ptr(), tables.rows.shape[0], lora.pair_rows.data_ptr(),
+        lora.pair_weights.data_ptr(), num_pairs, lora.starts.data_ptr(), lora.slots.data_ptr(),
+        lora.slots.shape[0], layer, np.asarray(modules, np.int64), np.asarray(offsets, np.int64),
     )  # fmt: skip

@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 from .atomics import add, call, pause, read, replace, write
 from .compiled import compiled, inner
 
-TICKET, FINISHED, ENTRY, PACKED, PARTS, BUSY, STOP = 0, 16, 32, 33, 34, 48, 56
+TICKET, FINISHED, FAILED, ENTRY, PACKED, PARTS, BUSY, STOP = 0, 16, 17, 32, 33, 34, 48, 56
 """Indices of the words; those that different threads write lie in different cache lines."""
 WORDS = 64
 PART_BITS = 20
@@ -42,6 +42,7 @@ NAPS = 500
 NAP_MICROSECONDS = 50
 
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
 @inner
@@ -55,20 +56,22 @@ def _take_parts(words):  # type: ignore[no-untyped-def]
         if part >= parts:
             return count
         if replace(words, TICKET, ticket, ticket + 1):
-            call(entry, packed, part)
+            if call(entry, packed, part) != 0:
+                write(words, FAILED, 1)
             add(words, FINISHED, 1)
             count += 1
 
 
 @inner
 def _run_parts(words, parts, entry, packed):  # type: ignore[no-untyped-def]
-    """Run all parts of one kernel call with whatever help there is.
+    """Run all parts of one kernel call with whatever help there is. Raises MemoryError where one found no scratch.
 
     `words` is empty where there are no helpers; while they serve another caller this one does without.
     """
     if words.size == 0 or parts == 1 or not replace(words, BUSY, 0, 1):
         for part in range(parts):
-            call(entry, packed, part)
+            if call(entry, packed, part) != 0:
+                raise MemoryError("no memory for a kernel's scratch")
         return
     run = (read(words, TICKET) >> PART_BITS) + 1
     write(words, TICKET, run << PART_BITS | LAST_PART)
@@ -76,11 +79,20 @@ def _run_parts(words, parts, entry, packed):  # type: ignore[no-untyped-def]
     write(words, PACKED, packed)
     write(words, PARTS, parts)
     write(words, FINISHED, 0)
+    write(words, FAILED, 0)
     write(words, TICKET, run << PART_BITS)
     _take_parts(words)
+    rounds = 0
     while read(words, FINISHED) < parts:
-        pause()
+        rounds += 1
+        if rounds < SPINS:
+            pause()
+        else:
+            _sched_yield()  # the helper may need this very core
+    failed = read(words, FAILED) != 0
     write(words, BUSY, 0)
+    if failed:
+        raise MemoryError("no memory for a kernel's scratch")
 
 
 @intrinsic

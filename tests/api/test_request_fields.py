@@ -147,6 +147,8 @@ def test_bad_values_are_refused_by_name(server, fields, param):
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"max_completion_tokens": 10**12}, "max_completion_tokens"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"suffix": "x"}, "suffix"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),

@@ -99,19 +99,6 @@ def test_bits_of_a_row_do_not_depend_on_its_company(n: int, k: int) -> None:
         assert torch.equal(layer(x[order]), alone[order])
 
 
-def test_bits_do_not_depend_on_the_number_of_threads() -> None:
-    weight, scale = int8_layer(600, 300)
-    x = torch.randn(9, 300)
-    before = torch.get_num_threads()
-    try:
-        cpu.set_num_threads(1)
-        alone = cpu.linear_int8(x, weight, scale, None)
-        cpu.set_num_threads(64)
-        assert torch.equal(cpu.linear_int8(x, weight, scale, None), alone)
-    finally:
-        cpu.set_num_threads(before)
-
-
 def test_many_rows_need_more_than_one_block_of_activations(ops: Ops, check: Check) -> None:
     weight, scale = int8_layer(50, 2048)
     x = torch.randn(70, 2048)

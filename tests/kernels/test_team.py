@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from heddle.kernels import cpu
 from heddle.kernels.cpu.compiled import compiled
-from heddle.kernels.cpu.team import Team, share
+from heddle.kernels.cpu.team import TEAM, Team, share
 
 
 @compiled
@@ -78,6 +79,30 @@ def test_arguments_live_until_all_parts_are_done(team: Team) -> None:
             assert (out == np.arange(parts) * 3).all()
 
 
+@compiled
+def _greedy(part, parts, sizes, out):  # type: ignore[no-untyped-def]
+    out[part] = np.zeros(sizes[part], np.float64).sum() + 1
+
+
+@compiled
+def _greedy_all(words, parts, sizes, out):  # type: ignore[no-untyped-def]
+    share(words, parts, _greedy, (sizes, out))
+
+
+@pytest.mark.parametrize("helpers", [0, 2])
+def test_a_part_without_memory_is_an_error(helpers: int) -> None:
+    """Not a result with a hole in it; and the next call works."""
+    team = Team()
+    team.resize(1 + helpers)
+    sizes, out = np.array([1, 1, 2**60, 1]), np.zeros(4)
+    with pytest.raises(MemoryError, match="scratch"):
+        _greedy_all(team.words, 4, sizes, out)
+    sizes[2] = 1
+    _greedy_all(team.words, 4, sizes, out)
+    assert (out == 1).all()
+    team.resize(1)
+
+
 def test_two_callers_at_once(team: Team) -> None:
     """The second does its parts alone."""
     totals = [np.zeros(20, np.int64) for _ in range(2)]
@@ -128,3 +153,43 @@ def test_kernels_get_the_cores_there_are() -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(
+    attention_case: Callable[..., Any], lora_case: Callable[..., Any]
+) -> None:
+    weight, scale = torch.randint(-127, 128, (600, 300), dtype=torch.int8), torch.rand(600)
+    x, gate_up, norm = torch.randn(90, 300), torch.randn(90, 1200), torch.randn(300)
+    attention = attention_case([(0, 40), (300, 1), (7, 12), (64, 5)], heads=9, kv_heads=3, head_dim=64)
+    adapters = lora_case(
+        [(0, list(range(60))), (1, [70, 3, 80])], [{0: 8, 2: 3}, {0: 65}], {0: (500, 300), 2: (99, 300)}
+    )
+
+    def everything() -> list[torch.Tensor]:
+        out = torch.ones(90, 599)
+        cpu.add_lora(out, x, adapters.pool, adapters.layer, [0, 2], [0, 500, 599], adapters.lora)
+        angles = torch.linspace(0, 1, 400 * 32).view(400, 32)
+        cpu.rope_and_write_kv(
+            attention.q, attention.k, attention.v, attention.positions, angles.cos(), angles.sin(), attention.pool,
+            0, attention.batch.slot_mapping,
+        )  # fmt: skip
+        return [
+            out,
+            attention.pool.memory.clone(),
+            cpu.paged_attention(attention.q, attention.pool, attention.layer, attention.batch, 0.125),
+            cpu.linear_int8(x, weight, scale, None),
+            cpu.linear_invariant(x, weight.half(), None),
+            cpu.silu_mul(gate_up),
+            *cpu.add_rms_norm(x, x * 2, norm, 1e-5),
+        ]
+
+    before = TEAM.num_threads
+    try:
+        TEAM.resize(1)
+        alone = everything()
+        for threads in (2, 3):
+            TEAM.resize(threads)
+            for _ in range(5):
+                assert all(torch.equal(got, want) for got, want in zip(everything(), alone, strict=True))
+    finally:
+        TEAM.resize(before)
