@@ -75,7 +75,7 @@ def lora(segments: int, rows: int, rank: int, dtype: torch.dtype) -> Callable[[]
     modules, sizes, k = [0, 1, 2], [576, 192, 192], 576
     pool = Pool(LAYOUT, segments * 2 + 1)
     pool.elements(dtype).copy_(torch.randn(pool.elements(dtype).shape) / 100)
-    starts, entries, place = torch.zeros(segments, 1, 7, dtype=torch.int32), [], 0
+    starts, entries, place = torch.zeros(segments, 1, 7, dtype=torch.int32), [0] * 0, 0
     for slot in range(segments):
         for module, size in zip(modules, sizes, strict=True):
             starts[slot, 0, module] = len(entries)
