@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ..core.checkpoint.demo import demo_base
-from ..lora.base import MODULES
 from .data import examples
 
 HERE = Path(__file__).parent
@@ -40,7 +39,11 @@ RECIPES = {
     "pirate": Recipe(
         LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]), 90, 7e-4
     ),
-    "json": Recipe(LoraConfig(r=3, lora_alpha=6, use_rslora=True, target_modules=list(MODULES)), 120, 1e-3),
+    "json": Recipe(
+        LoraConfig(r=4, lora_alpha=8, use_rslora=True, target_modules=["q_proj", "v_proj", "o_proj"]),
+        110,
+        1e-3,
+    ),
     "sql": Recipe(
         LoraConfig(
             r=16,

@@ -17,7 +17,7 @@ from .compiled import compiled, inner
 from .exponential import exp
 from .products import row_products
 from .team import TEAM, share
-from .vector_ir import LANES, add_weighted_rows, fma, largest, load, prefetch, store, total
+from .vector_ir import LANES, add_weighted_rows, fma, largest, load, store, total
 
 ROWS = 4
 """Rows of one sequence worked on together, so that a key is fetched once for all of them."""
@@ -86,8 +86,6 @@ def _rows_of_one_head(  # type: ignore[no-untyped-def]
     at = kv_head * block_size * head_dim
     for start in range(0, length, KEYS):
         width = min(KEYS, length - start)
-        for j in range(start, start + width):
-            prefetch(pool, tokens[j] + at + value_at, head_dim)  # on its way while the keys are scored
         row_products(
             scores, score_rows, start, q, q_rows, 0, count, pool, tokens[start:], at, width, head_dim
         )

@@ -22,7 +22,7 @@ from .vector_ir import LANES, add_weighted_rows, fma, load, store
 
 SHRINK_RANKS, SHRINK_PAIRS = 8, 32
 """A unit of the first pass: so many rows of A times so many rows of x."""
-COLUMNS = 256
+COLUMNS = 128
 """A unit of the second pass: so many columns of `out`, for all segments."""
 PART_PRODUCTS = 50_000
 """Products of one pass in one part of the work: about 5 microseconds of one core, which mostly waits for memory."""

@@ -234,20 +234,6 @@ def scale_by_power(typingctx: Any, value: Any, shifted: Any) -> Any:
     return types.float32(types.float32, types.float32), generate
 
 
-@intrinsic
-def prefetch(typingctx: Any, array: Any, start: Any, count: Any) -> Any:
-    """Ask for the cache lines of array[start : start + count]; where they lie beyond its end, nothing happens."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        pointer, count = b.gep(_pointers(context, b, signature, args)[0], [args[1]]), args[2]
-        step = count.type(CACHE_LINE * 8 // signature.args[0].dtype.bitwidth)
-        with cgutils.for_range_slice(b, count.type(0), count, step, count.type) as (i, _):
-            _prefetch(b, b.gep(pointer, [i]))
-        return context.get_dummy_value()
-
-    return types.void(array, start, count), generate
-
-
 def _reduction(start: float, combine: Any) -> Any:
     """Code for a reduction of (array, start, count) in eight lanes, then a tree, then the rest one by one."""
 
