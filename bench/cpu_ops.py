@@ -121,6 +121,7 @@ def report(name: str, call: Callable[[], object]) -> None:
 
 def main() -> None:
     threads = cpu.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+    torch.set_num_threads(threads)  # for the column beside
     print(f"{threads} threads")
     linears()
     report("attention, 16 decodes at 128", attention(1, 128, 16))

@@ -22,7 +22,7 @@ from .vector_ir import LANES, add_weighted_rows, fma, load, store
 
 SHRINK_RANKS, SHRINK_PAIRS = 8, 32
 """A unit of the first pass: so many rows of A times so many rows of x."""
-COLUMNS = 128
+COLUMNS = 192
 """A unit of the second pass: so many columns of `out`, for all segments."""
 PART_PRODUCTS = 50_000
 """Products of one pass in one part of the work: about 5 microseconds of one core, which mostly waits for memory."""
@@ -160,8 +160,11 @@ def _add_lora(  # type: ignore[no-untyped-def]
             pair_weights, starts, slots, layer, modules, k,
         ),
     )  # fmt: skip
+    units = 0
+    for i in range(modules.size):
+        units += (offsets[i + 1] - offsets[i] + COLUMNS - 1) // COLUMNS
     share(
-        words, parts, _expand,
+        words, min(parts, units), _expand,
         (
             out, out_step, sums, sums_at, pool, per_unit, ranks, first_row, rows, pair_rows, starts,
             slots, layer, modules, offsets,
