@@ -42,7 +42,9 @@ def main(argv: list[str]) -> int:
     if first is None:
         return 0
     config = decode_config(first)
-    set_threads(config.num_threads)
+    threads = config.num_threads or len(os.sched_getaffinity(0))
+    set_threads(threads)
+    config = msgspec.structs.replace(config, num_threads=threads)
     inbox: Inbox = SimpleQueue()
     threading.Thread(target=_read_commands, args=(connection, inbox), name="commands", daemon=True).start()
     engine = _start(config, connection, inbox)
@@ -58,11 +60,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def set_threads(count: int | None) -> None:
-    """Fix the threads of OpenMP, MKL and numba; must run before torch or numba is imported."""
-    threads = str(count or len(os.sched_getaffinity(0)))
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        os.environ[name] = threads
+def set_threads(count: int) -> None:
+    """Fix the threads of OpenMP and MKL while the model loads; must run before torch is imported. The engine
+    then gives the cores to the kernels' own threads."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(count)
 
 
 def _start(config: EngineConfig, connection: socket.socket, inbox: Inbox) -> Engine | None:
