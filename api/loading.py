@@ -6,8 +6,11 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import structlog
+
 from ..core.client import EngineClient
 from ..core.errors import EngineFailure, EngineStartError
+from ..core.messages import Ready
 from ..core.model.config import ModelConfig, ModelError
 from ..core.tokenizer import Tokenizer, TokenizerError
 from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
@@ -20,6 +23,8 @@ from .metrics import Metrics
 from .prompts import Prompts
 from .state import Services
 from .workers import Workers
+
+logger = structlog.get_logger(__name__)
 
 START_ERRORS = (
     EngineStartError,
@@ -59,6 +64,7 @@ async def load(
     await adapters.refuse_name_of_base()
     stack.push_async_callback(engine.close)
     ready = await engine.start()
+    report(ready)
     await adapters.start()
     metrics.watch_engine(lambda: engine.stats, lambda: engine.restarts)
     prompts = Prompts(tokenizer, model.vocab_size, ready.max_model_len, workers)
@@ -74,3 +80,18 @@ async def load(
         max_model_len=ready.max_model_len,
     )
     return Services(adapters, generation, prompts, engine, created=int(time.time()))
+
+
+def report(ready: Ready) -> None:
+    """Say in the log what is being served, in which form and why, and whatever the engine wants known."""
+    logger.info(
+        "base loaded",
+        device=ready.device,
+        dtype=ready.dtype,
+        quantization=ready.quantization,
+        reason=ready.quantization_reason,
+        weight_bytes=ready.weight_bytes,
+        pool_bytes=ready.num_blocks * ready.block_bytes,
+    )
+    for note in ready.notes:
+        logger.warning("note", note=note)

@@ -137,7 +137,7 @@ class Engine:
             block_size=config.block_size,
             block_bytes=self._pool.layout.block_bytes,
             weight_bytes=self._model.weight_bytes,
-            notes=[*self._model.notes, *_pool_notes(pool_bytes)],
+            notes=[*self._model.notes, *_pool_notes(pool_bytes), *_graph_notes(config)],
         )
 
     def close(self) -> None:
@@ -334,6 +334,12 @@ def _pool_notes(size: int) -> list[str]:
     if size <= MAX_POOL_BYTES:
         return []
     return [f"the pool takes {MAX_POOL_BYTES} of {size} bytes: adapter tables reach no further"]
+
+
+def _graph_notes(config: EngineConfig) -> list[str]:
+    if config.enforce_eager:
+        return []
+    return ["--no-enforce-eager changes nothing: steps are not captured as CUDA graphs, they run eagerly"]
 
 
 def _block_order(config: EngineConfig, count: int) -> list[int] | None:

@@ -141,6 +141,11 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
             setting("--max-num-batched-tokens", type=POSITIVE, help="Tokens in one step."),
             setting("--max-queued-requests", type=POSITIVE, help="Beyond them a request gets 503."),
             setting(
+                "--step-log",
+                type=click.Path(dir_okay=False),
+                help="Append one JSON line a step to this file.",
+            ),
+            setting(
                 "--enable-prefix-caching/--no-enable-prefix-caching",
                 "enable_prefix_caching",
                 help="Reuse the keys and values of equal prompt beginnings.",
@@ -148,7 +153,7 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
             setting(
                 "--enforce-eager/--no-enforce-eager",
                 "enforce_eager",
-                help="Run without captured CUDA graphs.",
+                help="Steps run eagerly in any case: there are no captured CUDA graphs.",
             ),
             setting(
                 "--batch-invariant/--no-batch-invariant",

@@ -66,6 +66,7 @@ ENGINE_FLAGS = [
     (["--swap-space", "0"], "swap_space", 0.0),
     (["--max-num-seqs", "7"], "max_num_seqs", 7),
     (["--max-num-batched-tokens", "99"], "max_num_batched_tokens", 99),
+    (["--step-log", "steps.jsonl"], "step_log", "steps.jsonl"),
     (["--max-queued-requests", "3"], "max_queued_requests", 3),
     (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
     (["--max-lora-rank", "64"], "max_lora_rank", 64),

@@ -32,6 +32,15 @@ def test_settings_that_cannot_be_are_named(base: Path, settings: dict[str, Any],
         Engine(EngineConfig(**({"model": str(base), "pool_memory": 1 << 20} | settings)))
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_setting_that_changes_nothing_is_said(base: Path, eager: bool) -> None:
+    engine = Engine(EngineConfig(model=str(base), pool_memory=1 << 20, enforce_eager=eager))
+    try:
+        assert any("--no-enforce-eager" in note for note in engine.ready.notes) == (not eager)
+    finally:
+        engine.close()
+
+
 def test_a_pool_that_cannot_be_allocated_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory")
