@@ -6,7 +6,7 @@ from litestar import Litestar
 from litestar.datastructures import State
 from litestar.types import ASGIApp
 
-from .errors import handle
+from .error_answers import handle
 from .front import Front
 from .routes import adapters, chat, completions, health, lora, models, tokenize
 from .state import ServerState

@@ -19,7 +19,8 @@ from ..core.tokenizer import Tokenizer
 from .adapters import AdapterService
 from .auth import Caller
 from .choices import Choice
-from .errors import ApiError, as_api_error, invalid
+from .error_answers import as_api_error
+from .errors import ApiError, invalid
 from .metrics import Metrics
 from .prompts import Prompt, Prompts
 from .protocol.chat import ChatRequest

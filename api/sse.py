@@ -11,7 +11,8 @@ import msgspec
 from litestar.types import Receive, Scope, Send
 
 from .connection import while_connected
-from .errors import ClientGone, as_api_error, envelope
+from .error_answers import as_api_error
+from .errors import ClientGone, envelope
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "numba", "numpy", "sqlalchemy", "uvicorn")
+HEAVY = ("torch", "transformers", "numba", "numpy", "sqlalchemy", "uvicorn", "litestar")
 
 
 def loaded_by(*args: str) -> tuple[int, set[str]]:
