@@ -5,12 +5,14 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+JUDGES := .judges
+JUDGES_STAMP := $(JUDGES)/.installed
 # mypy follows neither the package map nor an editable install, so it reads the package through a link.
 TYPED := __init__.py api core quant lora kernels adapters bench
 export MYPYPATH := .types
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench lock clean
+.PHONY: help setup demo test check format bench judges lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -45,6 +47,18 @@ format: $(STAMP)  ## rewrite the code in the project's format
 bench: $(STAMP)  ## the performance table
 	$(BIN)/python bench/throughput.py $(ARGS)
 
+$(JUDGES_STAMP): pyproject.toml
+	@test -x $(JUDGES)/bin/python || $(PYTHON) -m venv $(JUDGES)
+	$(JUDGES)/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"  # knows --group
+	$(JUDGES)/bin/python -m pip install --quiet --disable-pip-version-check --group judges
+	$(JUDGES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  --group judges-from-source
+	@touch $@
+
+judges: $(STAMP) $(JUDGES_STAMP)  ## compare with AutoGPTQ, AutoAWQ and bitsandbytes themselves, in an environment of their own
+	$(JUDGES)/bin/python tests/judges/make_golden.py tests/quant/golden
+	$(BIN)/python tests/judges/check_written.py --judges $(JUDGES)/bin/python $(ARGS)
+
 lock:  ## write constraints.txt from a fresh environment with the newest versions
 	$(PYTHON) -m venv .lock
 	.lock/bin/python -m pip install --quiet -e ".[dev]"
@@ -53,4 +67,4 @@ lock:  ## write constraints.txt from a fresh environment with the newest version
 	rm -rf .lock
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .types .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build dist
+	rm -rf $(VENV) $(JUDGES) .types .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build dist

@@ -6,6 +6,9 @@ The store says which versions there are, the engine where their bytes are now; e
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Coroutine
@@ -17,15 +20,15 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..core.client import EngineClient
-from ..core.errors import EngineFailure
 from ..lora import sources
 from ..lora.base import BaseModel
-from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
+from ..lora.errors import AdapterInvalid, StoreError
 from ..lora.layout import AdapterLayout
 from ..lora.records import AdapterRecord, Registration
 from ..lora.store import AdapterStore
 from .auth import PUBLIC, Caller
 from .config import ServerConfig
+from .engine_adapters import EngineAdapters
 from .errors import ApiError
 from .holds import Holds
 from .protocol.adapters import Adapter, AdapterCreate, AdapterPatch
@@ -55,8 +58,10 @@ class AdapterService:
         self._engine = engine
         self._workers = workers
         self._holds = Holds(store)
+        self._loaded = EngineAdapters(store, engine, workers, self._holds)
         self._tasks: set[asyncio.Task[None]] = set()
         self._scratch = config.data_dir / "uploads"
+        self._scratch_lock: int | None = None
 
     # ---------------------------------------------------------------- life
 
@@ -74,18 +79,20 @@ class AdapterService:
         their files may lie far away.
         """
         await self._workers.files(self._clear_scratch)
-        for record in await self._workers.registry(self._store.list, None):
-            if record.pinned and record.status == "ready":
-                self._in_background(self._preload(record))
+        for record in await self._workers.registry(self._store.pinned):
+            self._in_background(self._loaded.preload(record))
         for name, source in self._config.adapters:
             await self._register_at_start(name, source)
         self._in_background(self._flush_usage())
+        self._in_background(self._loaded.follow())
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._workers.registry(self._store.close)
+        if self._scratch_lock is not None:
+            os.close(self._scratch_lock)
 
     async def _register_at_start(self, name: str, source: str) -> None:
         """For the operator: any local folder, and other weights make a new version of the name."""
@@ -101,9 +108,14 @@ class AdapterService:
             raise StoreError(error.code, f"--adapter {name}={source}: {error}", error.param) from error
 
     def _clear_scratch(self) -> None:
-        """What a killed server left of its uploads goes."""
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        """What a killed server left of its uploads goes, unless another one lives in this data folder."""
         self._scratch.mkdir(parents=True, exist_ok=True)
+        self._scratch_lock = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._scratch_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in self._scratch.iterdir():
+                shutil.rmtree(left, ignore_errors=True)
+        fcntl.flock(self._scratch_lock, fcntl.LOCK_SH)
 
     # ---------------------------------------------------------------- registration
 
@@ -165,9 +177,9 @@ class AdapterService:
         if record.pinned or create.pinned is not None:
             record = await self._settle_pin(registration, create.pinned)
         if create.preload:
-            await self._preload(record)
+            await self._loaded.preload(record)
         elif create.preload is None:
-            self._in_background(self._preload(record))
+            self._in_background(self._loaded.preload(record))
         return self._view(record), registration.created
 
     async def _settle_pin(self, registration: Registration, pinned: bool | None) -> AdapterRecord:
@@ -176,17 +188,15 @@ class AdapterService:
         wanted = record.pinned if pinned is None else pinned
         try:
             if wanted:
-                await self._know(record)
-                await self._sync_pins(but=record.digest)  # a replaced version gives its pin back first
-                await self._engine.pin(record.digest, True)
+                await self._loaded.pin_new(record)
             record = await self._workers.registry(
                 self._store.patch, record.name, record.tenant, pinned=wanted
             )
-        except EngineFailure:
+        except ApiError:
             if registration.created:
                 await self.remove(record.reference, Caller(record.tenant, is_admin=True))
             raise
-        await self._sync_pins()
+        await self._loaded.sync_pins()
         return record
 
     def _planned_blocks(self, registration: Registration) -> int:
@@ -201,13 +211,6 @@ class AdapterService:
             itemsize=4 if ready.dtype == "float32" else 2,
         )
         return layout.num_blocks
-
-    async def _preload(self, record: AdapterRecord) -> None:
-        try:
-            await self._know(record)
-            await self._engine.load(record.digest)
-        except (EngineFailure, ApiError) as error:
-            logger.warning("adapter not preloaded", adapter=record.reference, reason=str(error))
 
     # ---------------------------------------------------------------- questions
 
@@ -243,7 +246,7 @@ class AdapterService:
         record = await self._get(name, caller)
         target = record if patch.version is None else await self._get(f"{name}@{patch.version}", caller)
         if record.pinned if patch.pinned is None else patch.pinned:
-            await self._pin(target, instead_of=record)
+            await self._loaded.move_pin(target, instead_of=record)
         record = await self._workers.registry(
             self._store.patch,
             name,
@@ -253,64 +256,27 @@ class AdapterService:
             version=patch.version,
         )
         if patch.pinned is not None or patch.version is not None:
-            await self._sync_pins()
+            await self._loaded.sync_pins()
         return self._view(record)
-
-    async def _pin(self, record: AdapterRecord, instead_of: AdapterRecord) -> None:
-        """Move a name's pin to `record`. Raises `pin_limit`, and then it stays where it was."""
-        await self._know(record)
-        moves = instead_of.pinned and instead_of.digest != record.digest
-        if moves:
-            await self._engine.pin(instead_of.digest, False)
-        try:
-            await self._engine.pin(record.digest, True)
-        except EngineFailure:
-            if moves:
-                await self._engine.pin(instead_of.digest, True)
-            raise
 
     async def load(self, ref: str, caller: Caller) -> Adapter:
         record = await self._get(ref, caller)
-        await self._know(record)
-        await self._engine.load(record.digest)
+        await self._loaded.load(record)
         return self._view(record)
 
     async def evict(self, ref: str, to: Literal["host", "disk"], caller: Caller) -> Adapter:
         record = await self._get(ref, caller)
         if self._holds.count(record.digest):
             raise ApiError("adapter_in_use", f"adapter {record.reference} is in use by a request")
-        await self._know(record)
-        await self._engine.evict(record.digest, to)
+        await self._loaded.evict(record, to)
         return self._view(record)
 
     async def remove(self, ref: str, caller: Caller) -> None:
         """Requests that use a removed version go on; its memory and files are freed after the last one."""
         removal = await self._workers.registry(self._holds.remove, ref, caller.tenant)
-        await self._free()
+        await self._loaded.free()
         if any(record.pinned for record in removal.removed):
-            await self._sync_pins()
-
-    async def _free(self) -> None:
-        """Engine first, then the disk: nothing may need a file that is gone."""
-        digests = self._holds.freeable()
-        for digest in digests:
-            await self._engine.forget(digest)
-        if digests:
-            await self._workers.registry(self._store.collect, digests)
-
-    async def _sync_pins(self, but: str | None = None) -> None:
-        """Make the engine's pins those of the registry: a digest is pinned while any name pins it."""
-        records = await self._workers.registry(self._store.all_versions)
-        wanted: dict[str, bool] = {}
-        for record in records:
-            wanted[record.digest] = wanted.get(record.digest, False) or record.pinned
-        for digest, pinned in wanted.items():
-            state = self._engine.adapters.get(digest)
-            if state is not None and state.pinned != pinned and digest != but:
-                try:
-                    await self._engine.pin(digest, pinned)
-                except EngineFailure as error:
-                    logger.warning("pin not changed", digest=digest, pinned=pinned, reason=str(error))
+            await self._loaded.sync_pins()
 
     # ---------------------------------------------------------------- use by requests
 
@@ -326,7 +292,7 @@ class AdapterService:
             finding.add_done_callback(self._release_found)
             raise
         try:
-            await self._know(record)
+            await self._loaded.know(record)
         except BaseException:
             self.release(record)
             raise
@@ -338,7 +304,7 @@ class AdapterService:
 
     def release(self, record: AdapterRecord) -> None:
         if self._holds.release(record.digest):
-            self._in_background(self._free())
+            self._in_background(self._loaded.free())
 
     def count_usage(self, record: AdapterRecord, prompt_tokens: int, generated_tokens: int) -> None:
         """One finished request."""
@@ -347,24 +313,10 @@ class AdapterService:
                 record.version_id, prompt_tokens=prompt_tokens, generated_tokens=generated_tokens
             )
 
-    async def _know(self, record: AdapterRecord) -> None:
-        """The engine must have heard of a digest, and have no failed load of it, before it can use it."""
-        if record.status == "incompatible":
-            message = f"adapter {record.reference} was made for another base ({record.base_model})"
-            raise ApiError("adapter_invalid", message)
-        state = self._engine.adapters.get(record.digest)
-        if state is not None and state.error is None:
-            return
-        try:
-            path = await self._workers.files(self._store.path, record.digest)
-        except AdapterCorrupt as error:
-            raise ApiError("adapter_failed", str(error)) from error
-        await self._engine.know(record.digest, str(path), pinned=record.pinned)
-
     # ---------------------------------------------------------------- the rest
 
     def _view(self, record: AdapterRecord, planned_blocks: int | None = None) -> Adapter:
-        state = self._engine.adapters.get(record.digest)
+        state = self._loaded.state(record.digest)
         return receipt(record, state, self._holds.count(record.digest), planned_blocks)
 
     async def _flush_usage(self) -> None:
@@ -372,7 +324,10 @@ class AdapterService:
             await asyncio.sleep(FLUSH_SECONDS)
             try:
                 await self._workers.registry(self._store.flush_usage)
-            except SQLAlchemyError as error:  # what was counted is kept, and written the next time
+            except (
+                SQLAlchemyError,
+                StoreError,
+            ) as error:  # what was counted is kept, and written the next time
                 logger.warning("usage not written", reason=str(error))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

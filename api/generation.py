@@ -19,6 +19,7 @@ from ..core.tokenizer import Tokenizer
 from .adapters import AdapterService
 from .auth import Caller
 from .choices import Choice
+from .engine_adapters import named
 from .error_answers import as_api_error
 from .errors import ApiError, invalid
 from .metrics import Metrics
@@ -116,7 +117,7 @@ class Generation:
                         if body.stream and (chunk := writer.chunk(choice, delta)) is not None:
                             yield chunk
             except EngineFailure as failure:
-                raise _refused(failure, body) from failure
+                raise _refused(failure, body, selection) from failure
             finally:
                 usage = run.usage()
                 for record in () if first else selection.records:
@@ -205,11 +206,12 @@ class Generation:
         return sequence_seed(params.seed, index)
 
 
-def _refused(failure: EngineFailure, body: GenerationBody) -> ApiError:
-    """The engine's refusal with its fields called as the caller calls them."""
+def _refused(failure: EngineFailure, body: GenerationBody, selection: Selection) -> ApiError:
+    """The engine's refusal with its fields and adapters called as the caller calls them."""
     error = as_api_error(failure)
     fields = {"prompt": body.PROMPT_FIELD, "max_tokens": body.max_tokens_field}
-    return ApiError(error.code, error.message, fields.get(error.param or "", error.param))
+    message = named(error.message, selection.records)
+    return ApiError(error.code, message, fields.get(error.param or "", error.param))
 
 
 def _width(params: SamplingParams) -> int:

@@ -66,7 +66,7 @@ async def load(
     ready = await engine.start()
     report(ready)
     await adapters.start()
-    metrics.watch_engine(lambda: engine.stats, lambda: engine.restarts)
+    metrics.watch_engine(engine)
     prompts = Prompts(tokenizer, model.vocab_size, ready.max_model_len, workers)
     generation = Generation(
         tokenizer=tokenizer,
@@ -84,6 +84,7 @@ async def load(
 
 def report(ready: Ready) -> None:
     """Say in the log what is being served, in which form and why, and whatever the engine wants known."""
+    weights = [] if ready.memory is None else ready.memory.weights
     logger.info(
         "base loaded",
         device=ready.device,
@@ -91,6 +92,7 @@ def report(ready: Ready) -> None:
         quantization=ready.quantization,
         reason=ready.quantization_reason,
         weight_bytes=ready.weight_bytes,
+        bytes_per_weight={w.part: w.bytes_per_weight for w in weights if w.bytes_per_weight is not None},
         pool_bytes=ready.num_blocks * ready.block_bytes,
     )
     for note in ready.notes:

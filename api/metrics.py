@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import os
+from collections.abc import Iterable
 
 import msgspec
+import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..core.messages import Stats
+from ..core.client import EngineClient
+from ..core.memory import MemoryReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -19,6 +23,10 @@ COUNTERS = {
     "generated_tokens": "tokens generated",
     "cached_tokens": "prompt tokens served from the prefix cache",
     "preemptions": "sequences that gave their blocks back for a while",
+    "swap_outs": "of these, sequences whose blocks were copied to host memory, not dropped to be computed again",
+    "swap_ins": "sequences that came back from host memory",
+    "swap_out_bytes": "bytes copied out of the pool to host memory",
+    "swap_in_bytes": "bytes copied back in",
     "adapter_loads": "adapters brought to the device",
     "adapter_evictions": "adapters taken off the device",
 }
@@ -30,6 +38,9 @@ GAUGES = {
     "blocks_used": "blocks of running sequences",
     "blocks_cached": "idle blocks of the prefix cache",
     "blocks_adapters": "blocks of adapters",
+    "blocks_pinned": "of these, blocks of pinned adapters",
+    "host_copy_bytes": "host memory of adapters' copies",
+    "swap_used_bytes": "host memory that swapped sequences lie in",
 }
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 
@@ -55,8 +66,8 @@ class Metrics:
             registry=self._registry,
         )
 
-    def watch_engine(self, stats: Callable[[], Stats], restarts: Callable[[], int]) -> None:
-        self._registry.register(_EngineCollector(stats, restarts))
+    def watch_engine(self, engine: EngineClient) -> None:
+        self._registry.register(_EngineCollector(engine))
 
     def count_call(self, method: str, status: int, seconds: float) -> None:
         self._requests.labels(method, str(status)).inc()
@@ -70,16 +81,43 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    def __init__(self, stats: Callable[[], Stats], restarts: Callable[[], int]) -> None:
-        self._stats = stats
-        self._restarts = restarts
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        values = msgspec.structs.asdict(self._stats())
+        values = msgspec.structs.asdict(self._engine.stats)
         for name, help_text in COUNTERS.items():
             yield CounterMetricFamily(f"heddle_{name}", help_text.capitalize(), value=values[name])
         for name, help_text in GAUGES.items():
             yield GaugeMetricFamily(f"heddle_{name}", help_text.capitalize(), value=values[name])
         yield CounterMetricFamily(
-            "heddle_engine_restarts", "Engine processes that died", value=self._restarts()
+            "heddle_engine_restarts", "Engine processes that died", value=self._engine.restarts
         )
+        yield self._resident()
+        if self._engine.ready is not None and self._engine.ready.memory is not None:
+            yield from _memory(self._engine.ready.memory, values)
+
+    def _resident(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily("heddle_resident_bytes", "Memory of a process in RAM", labels=["process"])
+        for process, pid in (("server", os.getpid()), ("engine", self._engine.pid)):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may die at any time
+                if pid is not None:
+                    family.add_metric([process], psutil.Process(pid).memory_info().rss)
+        return family
+
+
+def _memory(report: MemoryReport, values: dict[str, int]) -> Iterable[Metric]:
+    """What is fixed from the start, as `report` has it, and the pool by what `values` say of its blocks."""
+    sizes = GaugeMetricFamily("heddle_weight_bytes", "Bytes of the model's tensors", labels=["part"])
+    per_weight = GaugeMetricFamily("heddle_bytes_per_weight", "Bytes a number of the model", labels=["part"])
+    for part in report.weights:
+        sizes.add_metric([part.part], part.bytes)
+        if part.bytes_per_weight is not None:
+            per_weight.add_metric([part.part], part.bytes_per_weight)
+    pool = GaugeMetricFamily("heddle_pool_bytes", "Bytes of the block pool", labels=["use"])
+    for use in ("free", "used", "cached", "adapters"):
+        pool.add_metric([use], values[f"blocks_{use}"] * report.block_bytes)
+    budgets = GaugeMetricFamily("heddle_host_budget_bytes", "The most that may be taken", labels=["part"])
+    for part in report.host:
+        budgets.add_metric([part.part], part.budget or 0)
+    return sizes, per_weight, pool, budgets

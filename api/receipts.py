@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from ..core.messages import AdapterState
 from ..lora.records import AdapterRecord
+from .engine_adapters import named
 from .protocol.adapters import Adapter, Matched, Status
 
 
 def receipt(
-    record: AdapterRecord, state: AdapterState | None, in_use: int, planned_blocks: int | None = None
+    record: AdapterRecord, state: AdapterState, in_use: int, planned_blocks: int | None = None
 ) -> Adapter:
-    """`state`: None where the engine has not heard of it. `planned_blocks`: shown for the blocks it holds."""
-    if state is None:
-        state = AdapterState(digest=record.digest, residency="disk")
+    """`planned_blocks`: shown for the blocks it holds."""
     return Adapter(
         id=record.id,
         name=record.name,
@@ -20,7 +19,7 @@ def receipt(
         version=record.version,
         digest=record.digest,
         status=_status(record, state),
-        error=state.error,
+        error=None if state.error is None else named(state.error, [record]),
         residency=state.residency,
         pinned=record.pinned,
         rank=record.rank,

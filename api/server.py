@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 
 from ..core.client import EngineClient
-from ..core.messages import Progress
+from ..core.messages import Progress, Ready
 from . import logs
 from .app import create_app
 from .config import ServerConfig
@@ -30,15 +30,21 @@ __all__ = ["ServerConfig", "run"]
 logger = structlog.get_logger(__name__)
 
 OnProgress = Callable[[str, int, int], None]
+OnLoaded = Callable[[Ready], None]
 OnReady = Callable[[ServerConfig, str], None]
 
 
-def run(config: ServerConfig, on_progress: OnProgress | None = None, on_ready: OnReady | None = None) -> int:
+def run(
+    config: ServerConfig,
+    on_progress: OnProgress | None = None,
+    on_loaded: OnLoaded | None = None,
+    on_ready: OnReady | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status.
 
     0: ended as told; 1: the address is taken; 2: these settings cannot be served, and the reason is on
-    stderr. `on_progress` (what, done, total) hears of the base being loaded; `on_ready` gets the settings and
-    the server's URL after `ready` was printed.
+    stderr. `on_progress` (what, done, total) hears of the base being loaded; `on_loaded` gets what the engine
+    says of it; `on_ready` the settings and the server's URL after `ready` was printed.
     """
     if reason := config.problem():
         return _fail(reason, 2)
@@ -48,11 +54,15 @@ def run(config: ServerConfig, on_progress: OnProgress | None = None, on_ready: O
     except OSError as error:
         return _fail(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}", 1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, listener, on_progress, on_ready))
+        return runner.run(_serve(config, listener, on_progress, on_loaded, on_ready))
 
 
 async def _serve(
-    config: ServerConfig, listener: socket.socket, on_progress: OnProgress | None, on_ready: OnReady | None
+    config: ServerConfig,
+    listener: socket.socket,
+    on_progress: OnProgress | None,
+    on_loaded: OnLoaded | None,
+    on_ready: OnReady | None,
 ) -> int:
     state, workers = ServerState(config), Workers()
     http = HttpServer(state)
@@ -74,6 +84,8 @@ async def _serve(
             except START_ERRORS as error:
                 return _fail(str(error), 2)
             state.phase = Phase.SERVING
+            if on_loaded is not None and engine.ready is not None:
+                on_loaded(engine.ready)
             url = _url(config, listener)
             print("ready", flush=True)
             if on_ready is not None:

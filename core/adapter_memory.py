@@ -54,7 +54,9 @@ class HostAdapter:
 class PoolAdapterMemory:
     """`lora.adapter_memory.AdapterMemory` over one pool and one arena of tables."""
 
-    def __init__(self, pool: Pool, shapes: dict[str, tuple[int, int]], dtype: torch.dtype) -> None:
+    def __init__(
+        self, pool: Pool, shapes: dict[str, tuple[int, int]], dtype: torch.dtype, max_rank: int = 512
+    ) -> None:
         """`shapes`: (out_features, in_features) by module name; `dtype`: of A and B in the pool."""
         layout = pool.layout
         self._pool = pool
@@ -72,6 +74,7 @@ class PoolAdapterMemory:
             scales=torch.zeros(shape, dtype=torch.float32, device=device),
             rows=torch.zeros(rows, dtype=torch.int32, device=device),
             dtype=dtype,
+            max_rank=max_rank,
         )
 
     @property

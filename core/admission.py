@@ -10,9 +10,10 @@ from ..lora.residency import Residency
 from .acceptance import Acceptance
 from .block_pool import BlockPool
 from .fence import Fence, Need
-from .prefix_cache import PrefixCache
+from .prefix_cache import Hit, PrefixCache
 from .queue_policy import QueuePolicy
 from .sequence import Sequence, Status
+from .swapper import Swapper
 
 MAX_FAILED_PLACEMENTS = 16
 """Placements that find no room in one pass: the rest of a long queue is then not tried in vain."""
@@ -34,6 +35,7 @@ class Admission:
         *,
         pool: BlockPool,
         cache: PrefixCache,
+        swapper: Swapper,
         residency: Residency,
         acceptance: Acceptance,
         queue: QueuePolicy,
@@ -42,6 +44,7 @@ class Admission:
     ) -> None:
         self._pool = pool
         self._cache = cache
+        self._swapper = swapper
         self._residency = residency
         self._acceptance = acceptance
         self._queue = queue
@@ -121,30 +124,42 @@ class Admission:
 
     def _start(self, sequence: Sequence, headroom: int, spare: set[str]) -> bool:
         """Give it its blocks; False, and nothing changed, where there are too few."""
-        cached = self._cache.match(sequence)
-        fresh = self._acceptance.blocks(len(sequence)) - len(cached)
-        taken = self._pool.available - self._pool.available_beside(cached)
+        blocks, size = self._acceptance.blocks(len(sequence)), self._acceptance.block_size
+        hit = self._cache.match(sequence)
+        found = len(hit.blocks)
+        fresh = blocks - found
+        if sequence.host_slots or self._pool.available_beside(hit.held) < fresh + headroom:
+            hit = Hit(hit.blocks)  # it has more in swap space, or needs the room of what it would copy
+        taken = self._pool.available - self._pool.available_beside(hit.held)
         if not self._residency.give_way(fresh + taken + headroom, spare):
             return False
-        table = self._pool.reserve(cached, fresh)
+        table = self._pool.reserve(hit.held, fresh)
         assert table is not None
+        if hit.part is not None:
+            table.remove(hit.part)
         self._queue.remove(sequence)
         self._residency.hold(sequence.key)
         sequence.status = Status.RUNNING
         sequence.block_table = table
-        sequence.num_published = len(cached)
-        sequence.num_computed = len(cached) * self._acceptance.block_size
+        sequence.num_published = found
+        sequence.num_computed = max(sequence.num_computed, found * size + hit.part_tokens)
+        if sequence.host_slots:
+            self._swapper.back(sequence, found)
+        elif hit.part is not None:
+            self._cache.copy(hit.part, table[found])
         sequence.blocked_since = None
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.num_computed
         return True
 
     def _is_being_computed(self, sequence: Sequence, running: list[Sequence]) -> bool:
-        """A running sequence of its group has the same prompt, and full blocks of it still to compute."""
-        shared = (len(sequence.prompt_token_ids) - 1) // self._acceptance.block_size
-        return not sequence.owes_prompt_logprobs and any(
+        """A running sequence of its group has the same prompt, and computes rows that could be found."""
+        prompt = len(sequence.prompt_token_ids)
+        if prompt == 1 or sequence.host_slots or sequence.owes_prompt_logprobs:
+            return False
+        return any(
             other.group == sequence.group
-            and other.num_published < shared
+            and other.num_computed < prompt - 1
             and other.scope == sequence.scope
             and other.prompt_token_ids == sequence.prompt_token_ids
             for other in running

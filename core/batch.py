@@ -73,6 +73,7 @@ def build(
             cu_seqlens_q=on_device["cu_seqlens_q"],
             context_lens=on_device["context_lens"],
             slot_mapping=on_device["slot_mapping"],
+            max_query_len=int(lengths.max()),
         ),
         lora=None
         if lora is None
@@ -82,6 +83,7 @@ def build(
             pair_weights=on_device["pair_weights"],
             starts=on_device["starts"],
             slots=on_device["slots"],
+            rounds=lora.rounds,
         ),
     )
 

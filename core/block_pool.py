@@ -9,11 +9,13 @@ Every block is in exactly one of four states, so that free + used + cached + ada
 
 Published blocks form trees (a block's parent holds the tokens before it). A table that holds a block holds
 all its ancestors too, and a block is taken out only after its children, tails before heads: so a cached block
-is always reachable from its head, and every idle block can be taken.
+is always reachable from its head, and every idle block can be taken. A full block is shared by who holds it;
+a part (the last, partly filled block of a sequence) is still written to by its one holder, and others read
+it by a copy. What was published of a block stays true, since tokens are only ever added behind it.
 
 Idle prefix blocks and idle adapters stand in one order, GreedyDual-Size-Frequency (Cherkasova 1998) counted
 per block: score = clock + uses * cost to restore one block, the clock being the score of what was evicted
-last. The lowest goes first.
+last. The lowest goes first. KV of an adapter that is gone, which nobody can ask for any more, goes before all.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
+
+from .prefix_index import Content, PrefixIndex
+
+GONE = -1.0
+"""Score of KV that nobody can ask for: below every other."""
 
 
 class Evictable(Protocol):
@@ -55,35 +63,37 @@ class NoAdapters:
 class _Published:
     """What the prefix cache knows of one block."""
 
-    name: bytes
+    content: Content
     parent: int | None
     depth: int
     children: int = 0
     uses: int = 1
     score: float = 0.0
     stamp: int = 0
-    """Counts the times it was taken up again: an entry of the heap with an older stamp is void."""
+    """Changes whenever it is taken up or ranked again: an entry of the heap with another stamp is void."""
 
 
 class BlockPool:
     """Block ids are the only currency. Verbs change all or nothing."""
 
     def __init__(
-        self, num_blocks: int, *, prefix_cost: float = 10.0, order: Sequence[int] | None = None
+        self, num_blocks: int, *, token_cost: float = 1.0, order: Sequence[int] | None = None
     ) -> None:
-        """`prefix_cost`: to compute one block of tokens again, in units of copying one adapter page from host
-        memory. `order`: the order in which blocks are first given out (default: ascending)."""
+        """`token_cost`: to compute one token again, in units of copying one adapter page from host memory.
+        `order`: the order in which blocks are first given out (default: ascending)."""
         order = range(num_blocks) if order is None else order
         assert sorted(order) == list(range(num_blocks)), "order is a permutation of the block ids"
         self.total = num_blocks
-        self._prefix_cost = prefix_cost
+        self._token_cost = token_cost
         self._clock = 0.0
         self._free = list(reversed(order))
         self._references = [0] * num_blocks
         self._published: list[_Published | None] = [None] * num_blocks
-        self._index: dict[bytes, int] = {}
+        self._index = PrefixIndex()
+        self._gone: set[str] = set()  # adapters that are gone and have left KV behind
         self._idle = 0
         self._heap: list[tuple[float, int, int, int]] = []  # (score, -depth, stamp, block) of idle leaves
+        self._stamps = count()
         self._adapter_blocks: set[int] = set()
         self._adapters: Evictable = NoAdapters()
 
@@ -114,7 +124,16 @@ class BlockPool:
 
     def lookup(self, name: bytes) -> int | None:
         """The block published under `name`."""
-        return self._index.get(name)
+        return self._index.find(name)
+
+    def nearest(self, above: bytes, token_ids: list[int]) -> tuple[int, int] | None:
+        """The published block, full or part, that follows `above` and agrees longest with `token_ids`, and in
+        how many tokens."""
+        return self._index.nearest(above, token_ids)
+
+    def shared(self, block: int) -> bool:
+        """More than one table holds it."""
+        return self._references[block] > 1
 
     def score(self, cost: float, uses: int) -> float:
         """Where something used `uses` times, whose restoring costs `cost` a block, stands in the order of
@@ -132,47 +151,63 @@ class BlockPool:
         if self.available_beside(cached) < count:
             return None
         for block in cached:
-            entry = self._published[block]
-            assert entry is not None
-            if self._references[block] == 0:
-                self._idle -= 1
-                entry.stamp += 1
-            entry.uses += 1
-            self._references[block] += 1
+            self._hold(block).uses += 1
         fresh = self._take(count)
         for block in fresh:
             self._references[block] = 1
         return [*cached, *fresh]
 
-    def publish(self, block: int, name: bytes, parent: int | None) -> int:
-        """The tokens of `block`, held and computed, can be found under `name`; `parent` holds the tokens
-        before them.
+    def publish(self, block: int, content: Content, parent: int | None) -> int:
+        """`block`, held and computed, is full with `content`; `parent` holds the tokens before them.
 
         Returns the block to hold from now on: where the same content is published already, that one, and
         `block` is let go; else `block`.
         """
-        known = self._index.get(name)
-        if known is not None:
-            assert known != block
-            entry = self._published[known]
-            assert entry is not None
-            if self._references[known] == 0:
-                self._idle -= 1
-                entry.stamp += 1
-            self._references[known] += 1
-            self.release([block])
-            return known
-        depth = 0
-        if parent is not None:
-            above = self._published[parent]
-            assert above is not None
-            above.children += 1
-            depth = above.depth + 1
+        known = self._index.find(content.name)
+        if known is None:
+            self._enter(block, content, parent)
+            return block
+        if known == block:
+            return block
+        if self._published[block] is not None:
+            self._withdraw(block)
+        self._hold(known)
+        self.release([block])
+        return known
+
+    def publish_part(self, block: int, content: Content, parent: int | None) -> None:
+        """The first tokens of `block`, held and computed, are `content`, and its holder may add more behind
+        them. Nothing, where the same is published already."""
+        if self._index.find(content.name) is None:
+            self._enter(block, content, parent)
+
+    def _hold(self, block: int) -> _Published:
+        """One more holder of a published block."""
+        entry = self._published[block]
+        assert entry is not None
+        if self._references[block] == 0:
+            self._idle -= 1
+            entry.stamp = next(self._stamps)
+        self._references[block] += 1
+        return entry
+
+    def _enter(self, block: int, content: Content, parent: int | None) -> None:
         assert self._references[block]
-        assert self._published[block] is None
-        self._index[name] = block
-        self._published[block] = _Published(name, parent, depth)
-        return block
+        part = self._published[block]
+        if part is not None:  # it holds more than was published of it so far
+            assert part.content.above == content.above
+            assert content.token_ids[: len(part.content.token_ids)] == part.content.token_ids
+            self._index.remove(block, part.content)
+            part.content = content
+        else:
+            depth = 0
+            if parent is not None:
+                above = self._published[parent]
+                assert above is not None
+                above.children += 1
+                depth = above.depth + 1
+            self._published[block] = _Published(content, parent, depth)
+        self._index.add(block, content)
 
     def release(self, table: Sequence[int]) -> None:
         """One holder lets go of these blocks: published ones become idle when the last has, others free."""
@@ -186,9 +221,20 @@ class BlockPool:
                 self._free.append(block)
                 continue
             self._idle += 1
-            entry.score = self.score(self._prefix_cost, entry.uses)
-            if not entry.children:
-                self._queue(block, entry)
+            self._rank(block, entry)
+
+    def retire(self, digest: str) -> None:
+        """No new sequence will name this adapter: its KV, which none holds any more, is the first to go."""
+        blocks = self._index.of(digest)
+        if blocks:
+            self._gone.add(digest)
+            self._rerank(blocks)
+
+    def revive(self, digest: str) -> None:
+        """This adapter may be named again: what is left of its KV stands as any other."""
+        if digest in self._gone:
+            self._gone.discard(digest)
+            self._rerank(self._index.of(digest))
 
     # ------------------------------------------------------------------ adapters
 
@@ -225,18 +271,40 @@ class BlockPool:
         score, block = leaf
         heapq.heappop(self._heap)
         self._clock = max(self._clock, score)
-        entry = self._published[block]
-        assert entry is not None
-        del self._index[entry.name]
-        self._published[block] = None
+        self._withdraw(block)
         self._idle -= 1
         self._free.append(block)
+
+    def _withdraw(self, block: int) -> None:
+        """It is not published any more; a parent that was left for it alone can be evicted."""
+        entry = self._published[block]
+        assert entry is not None
+        assert not entry.children
+        self._index.remove(block, entry.content)
+        self._gone.difference_update(digest for digest in entry.content.digests if not self._index.of(digest))
+        self._published[block] = None
         if entry.parent is not None:
             above = self._published[entry.parent]
             assert above is not None
             above.children -= 1
             if not above.children and not self._references[entry.parent]:
                 self._queue(entry.parent, above)
+
+    def _rank(self, block: int, entry: _Published) -> None:
+        """It is idle: where it stands in the order of eviction."""
+        gone = not self._gone.isdisjoint(entry.content.digests)
+        cost = self._token_cost * len(entry.content.token_ids)
+        entry.score = GONE if gone else self.score(cost, entry.uses)
+        entry.stamp = next(self._stamps)
+        if not entry.children:
+            self._queue(block, entry)
+
+    def _rerank(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            entry = self._published[block]
+            assert entry is not None
+            if not self._references[block]:
+                self._rank(block, entry)
 
     def _queue(self, block: int, entry: _Published) -> None:
         """An idle block has no children: it can be evicted."""
@@ -280,17 +348,21 @@ class BlockPool:
         states = (free, held.keys(), cached, self._adapter_blocks)
         assert sum(map(len, states)) == self.total, "free + used + cached + adapters is not the total"
         assert set().union(*states) == set(range(self.total)), "a block is in two states"
-        assert {entry.name: block for block, entry in enumerate(self._published) if entry} == self._index
+        published = {block: entry for block, entry in enumerate(self._published) if entry}
+        self._index.check_integrity({block: entry.content for block, entry in published.items()})
+        assert all(self._index.of(digest) for digest in self._gone)
         children = Counter(entry.parent for entry in self._published if entry and entry.parent is not None)
         waiting = {block for _, _, stamp, block in self._heap if self._is_idle_leaf(block, stamp)}
-        for block, entry in enumerate(self._published):
-            if entry is None:
-                continue
+        for block, entry in published.items():
             assert entry.children == children[block]
             if entry.parent is not None:
                 assert self._published[entry.parent] is not None, "a head was evicted before its tail"
                 assert self._references[entry.parent] or not self._references[block], (
                     "a held block's parent is idle"
                 )
-            if block in cached and not entry.children:
-                assert block in waiting, "an idle leaf cannot be found for eviction"
+            if block in cached:
+                assert entry.children or block in waiting, "an idle leaf cannot be found for eviction"
+                gone = not self._gone.isdisjoint(entry.content.digests)
+                assert gone == (entry.score == GONE), (
+                    "KV of an adapter that is gone is kept, or other KV is not"
+                )

@@ -18,6 +18,7 @@ from typing import Literal
 from .config import EngineConfig
 from .engine_child import END_SECONDS, EngineChild
 from .errors import EngineFailure, EngineStartError
+from .memory import MemoryReport
 from .messages import (
     Abort,
     AdapterState,
@@ -186,9 +187,11 @@ class EngineClient:
             self._known[digest] = KnowAdapter(digest=digest, path=self._known[digest].path, pinned=pinned)
         return self._state(digest)
 
-    async def memory(self) -> dict[str, int | float | str | list[dict[str, int | float | str]]]:
+    async def memory(self) -> MemoryReport:
         """Where every byte of the engine is. Raises `EngineFailure` while it is down."""
-        return (await self._call(GetMemory(self.new_key()))).data
+        report = (await self._call(GetMemory(self.new_key()))).memory
+        assert report is not None
+        return report
 
     def _state(self, digest: str) -> AdapterState:
         return self.adapters.get(digest) or AdapterState(digest=digest, residency="disk")

@@ -29,7 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     `gpu_memory_utilization` leaves after the weights."""
     gpu_memory_utilization: float = 0.9
     swap_space: float = 4.0
-    """GiB of host memory for swapped sequences and host copies of adapters."""
+    """GiB of host memory: half for sequences swapped out under pressure, half for host copies of adapters."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     """Tokens in one step: what a long prompt can make others wait for. None: 256 on a CPU, 2048 on CUDA."""
@@ -42,6 +42,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     int8_activations: bool = False
     quantize_head: bool = False
     kv_cache_dtype: Literal["auto", "int8"] = "auto"
+    preemption: Literal["auto", "swap", "recompute"] = "auto"
+    """How a sequence that gave way comes back; "auto": as is estimated cheaper. Others are for tests."""
     backend: Literal["auto", "reference", "cpu", "triton"] = "auto"
     """Which implementation of the operations runs; for tests and fault finding."""
     seed: int = 0

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import torch
 
 from ..kernels import ops
@@ -21,6 +20,9 @@ from .adapter_memory import MAX_POOL_BYTES, PoolAdapterMemory
 from .block_pool import BlockPool
 from .config import EngineConfig
 from .errors import EngineStartError
+from .host_memory import give_back
+from .memory import MemoryPart, MemoryReport
+from .memory_report import memory_report
 from .messages import (
     Abort,
     Command,
@@ -42,12 +44,16 @@ from .messages import (
 from .model.config import ModelConfig, ModelError
 from .model.loader import load_model
 from .plan import StepPlan
+from .restore_cost import RestoreCost
 from .runner import Runner
 from .sampling_params import ParamError
 from .scheduler import Scheduler
 from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
+
+CPU_TICK_BYTES, CUDA_TICK_BYTES = 16 << 20, 64 << 20
+"""Bytes of cold adapters that are copied to the device between two steps at most: what running requests wait for."""
 
 ProgressReport = Callable[[str, int, int], None]
 
@@ -96,20 +102,34 @@ class Engine:
         step_bytes = machine.step_bytes(config, model_config, dtype, tokens)
         pool_bytes = machine.pool_bytes(config, device, step_bytes)
         self._pool = _allocate_pool(layout, pool_bytes, device)
-        self._memory = PoolAdapterMemory(self._pool, model_config.linear_shapes, dtype)
+        self._memory = PoolAdapterMemory(
+            self._pool, model_config.linear_shapes, dtype, config.max_lora_rank
+        )
         self._runner = Runner(
             self._model, self._pool, self._memory.tables, eos_token_ids=frozenset(model_config.eos_token_ids)
         )
         warm_up(self._runner, self._pool, self._memory.tables)
+        give_back()
         if config.step_log is not None:
             self._runner.open_log(Path(config.step_log))
-        self._blocks = BlockPool(self._pool.num_blocks, order=_block_order(config, self._pool.num_blocks))
+        on_cpu, block_bytes = device.type == "cpu", self._pool.layout.block_bytes
+        weights = model_config.num_layers * sum(n * k for n, k in model_config.linear_shapes.values())
+        restore_cost = RestoreCost.at_start(
+            block_bytes=block_bytes, weights=weights, on_cpu=on_cpu, way=config.preemption
+        )
+        self._blocks = BlockPool(
+            self._pool.num_blocks,
+            token_cost=restore_cost.token_cost,
+            order=_block_order(config, self._pool.num_blocks),
+        )
+        self._swap_bytes = self._host_bytes = int(config.swap_space * 2**30) // 2
         self._residency = Residency(
             memory=self._memory,
             blocks=self._blocks,
             num_slots=self._memory.num_slots,
             num_rows=self._memory.num_rows,
-            host_bytes=int(config.swap_space * 2**30),
+            host_bytes=self._host_bytes,
+            blocks_per_tick=max(1, (CPU_TICK_BYTES if on_cpu else CUDA_TICK_BYTES) // block_bytes),
             on_loaded=wake,
         )
         self._scheduler = Scheduler(
@@ -121,6 +141,8 @@ class Engine:
             max_model_len=max_model_len,
             max_queued=config.max_queued_requests,
             eos_token_ids=frozenset(model_config.eos_token_ids),
+            restore_cost=restore_cost,
+            swap_slots=self._swap_bytes // block_bytes,
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._loads: dict[str, list[int]] = {}
@@ -137,6 +159,7 @@ class Engine:
             block_size=config.block_size,
             block_bytes=self._pool.layout.block_bytes,
             weight_bytes=self._model.weight_bytes,
+            memory=self._memory_report(),
             notes=[*self._model.notes, *_pool_notes(pool_bytes), *_graph_notes(config)],
         )
 
@@ -199,7 +222,7 @@ class Engine:
             case PinAdapter():
                 self._residency.pin(command.digest, command.pinned)
             case GetMemory():
-                return [Reply(call=command.call, data=self._memory_report())]
+                return [Reply(call=command.call, memory=self._memory_report())]
             case _:
                 return []  # Shutdown: for the loop around the engine
         return [*self._events([]), Reply(call=command.call)]
@@ -234,9 +257,8 @@ class Engine:
     def _execute(self, plan: StepPlan) -> list[SequenceOutput]:
         began = time.perf_counter()
         try:
-            if self.config.check_invariants:
-                self._runner.poison(self._blocks.free_blocks())
-            result = self._runner.execute(plan)
+            poison = self._blocks.free_blocks() if self.config.check_invariants else None
+            result = self._runner.execute(plan, poison)
         except torch.AcceleratorError:
             raise  # nothing works on this device any more: the process must end and be started again
         except Exception:
@@ -263,22 +285,15 @@ class Engine:
     def _stats(self) -> Stats:
         return Stats(**self._scheduler.stats(), steps=self._steps, step_seconds=self._step_seconds)
 
-    def _memory_report(self) -> dict[str, int | float | str | list[dict[str, int | float | str]]]:
-        """Bytes by owner; `blocks_…` count blocks of `block_bytes`."""
-        tables = self._memory.tables
-        arena = (tables.ranks, tables.first_row, tables.scales, tables.rows)
-        counts = {f"blocks_{name}": count for name, count in self._blocks.counts().items()}
-        return {
-            "device": self.ready.device,
-            "weight_bytes": self._model.weight_bytes,
-            "pool_bytes": self._pool.memory.nbytes,
-            "block_bytes": self._pool.layout.block_bytes,
-            "blocks_total": self._blocks.total,
-            **counts,
-            "table_bytes": sum(tensor.nbytes for tensor in arena),
-            **self._residency.stats(),
-            "process_bytes": psutil.Process().memory_info().rss,
-        }
+    def _memory_report(self) -> MemoryReport:
+        gauges, swap = self._residency.stats(), self._runner.swap
+        host = [
+            MemoryPart(part="adapter copies", bytes=gauges["host_copy_bytes"], budget=self._host_bytes),
+            MemoryPart(part="swapped sequences", bytes=swap.nbytes, budget=self._swap_bytes),
+        ]
+        return memory_report(
+            self._model, self._pool, self._memory.tables, self._blocks.counts(), gauges["blocks_pinned"], host
+        )
 
 
 def _refusal(command: Command, error: EngineError) -> list[Event]:
@@ -326,7 +341,7 @@ def _allocate_pool(layout: PoolLayout, size: int, device: torch.device) -> Pool:
         )
     try:
         return Pool(layout, num_blocks, device)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise EngineStartError(f"there is no room for a pool of {size} bytes; lower --pool-memory") from error
 
 

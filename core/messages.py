@@ -14,6 +14,7 @@ import msgspec
 
 from ..lora.adapter_memory import AdapterState as AdapterState
 from .config import EngineConfig
+from .memory import MemoryReport
 from .sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -103,7 +104,7 @@ class PinAdapter(msgspec.Struct, frozen=True, tag="pin"):
 
 
 class GetMemory(msgspec.Struct, frozen=True, tag="memory"):
-    """Answered by `Reply` whose `data` says where every byte is."""
+    """Answered by `Reply` whose `memory` says where every byte is."""
 
     call: int
 
@@ -170,11 +171,19 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     blocks_used: int = 0
     blocks_cached: int = 0
     blocks_adapters: int = 0
+    blocks_pinned: int = 0
+    """Of those of adapters."""
+    host_copy_bytes: int = 0
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    swap_outs: int = 0
+    swap_ins: int = 0
+    swap_out_bytes: int = 0
+    swap_in_bytes: int = 0
+    swap_used_bytes: int = 0
     adapter_loads: int = 0
     adapter_evictions: int = 0
     step_seconds: float = 0.0
@@ -192,6 +201,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     block_size: int
     block_bytes: int
     weight_bytes: int
+    memory: MemoryReport | None = None
+    """None: only from a stand-in of an engine."""
     notes: list[str] = []
 
 
@@ -224,7 +235,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
 
     call: int
     error: EngineError | None = None
-    data: dict[str, int | float | str | list[dict[str, int | float | str]]] = {}
+    memory: MemoryReport | None = None
+    """The answer to `GetMemory`."""
 
 
 Event = Ready | Progress | Failed | Outputs | Reply

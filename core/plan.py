@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .messages import TokenLogprobs
+from .messages import EngineError, TokenLogprobs
 from .sequence import Sequence
 
 
@@ -41,7 +41,8 @@ class Swap:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One model forward. `chunks` may be empty where only memory moves."""
+    """One model forward, and the memory moves before it: out, in, copies, in this order. `chunks` may be
+    empty where only memory moves."""
 
     chunks: tuple[Chunk, ...]
     swap_out: tuple[Swap, ...] = ()
@@ -72,4 +73,8 @@ class StepResult:
 
     sampled: dict[int, Sampled]
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, EngineError] = field(default_factory=dict)
+    swap_seconds: float = 0.0
+    """What the copies to and from swap space took."""
+    forward_seconds: float = 0.0
+    """What the forward and all that follows from it took."""

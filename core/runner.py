@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -12,11 +13,14 @@ import torch
 
 from ..kernels.ops import AdapterTables
 from ..kernels.pool import Pool
+from ..lora.adapter_entry import short
 from . import batch
-from .messages import TokenLogprobs
+from .messages import EngineError, TokenLogprobs
 from .model.llama import LlamaModel
 from .plan import Chunk, Sampled, StepPlan, StepResult
-from .sampler import SampleRow, SamplingError, prompt_logprobs, sample
+from .sampler import NotFinite, SampleRow, SamplingError, prompt_logprobs, sample
+from .sequence import Sequence
+from .swap_copies import SwapCopies
 
 LOGIT_ROWS = 256
 """Rows of logits, each as wide as the vocabulary, that exist at one time for prompts' log-probabilities."""
@@ -38,6 +42,7 @@ class Runner:
         self._pool = pool
         self._tables = tables
         self._eos_token_ids = eos_token_ids
+        self.swap = SwapCopies(pool)
         self._steps = 0
         self._forwards = 0
         self._log: TextIO | None = None
@@ -56,24 +61,21 @@ class Runner:
         self._pool.pages().index_fill_(0, ids, POISON)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, poison: list[int] | None = None) -> StepResult:
         """Run the step. Raises what the device raises; a row that gives no token is named in `errors`
-        instead."""
+        instead. `poison`: blocks that hold nothing once memory has moved, see there."""
         began = time.perf_counter()
-        assert not plan.swap_in, "preempted sequences are computed again"
-        assert not plan.swap_out, "preempted sequences are computed again"
-        if plan.copies:
-            pages = self._pool.pages()
-            source, target = torch.tensor(plan.copies, device=self._model.device).T
-            pages[target] = pages[source]
-        before = self._forwards
+        swap_seconds = self.swap.move(plan)
+        if poison is not None:
+            self.poison(poison)
+        before, moved = self._forwards, time.perf_counter()
         result = StepResult(sampled={})
         if plan.chunks:
             result = self._results(plan.chunks, self._forward(plan.chunks))
         self._steps += 1
         if self._log is not None:
             self._write_log(plan, self._forwards - before, time.perf_counter() - began)
-        return result
+        return replace(result, swap_seconds=swap_seconds, forward_seconds=time.perf_counter() - moved)
 
     def _forward(self, chunks: tuple[Chunk, ...]) -> torch.Tensor:
         """Hidden states [rows of the step, hidden]."""
@@ -118,7 +120,7 @@ class Runner:
             if isinstance(answer, Sampled):
                 result.sampled[chunk.sequence.key] = answer
             else:
-                result.errors[chunk.sequence.key] = str(answer)
+                result.errors[chunk.sequence.key] = _failure(chunk.sequence, answer)
 
     def _score_prompt(self, chunk: Chunk, hidden: torch.Tensor, result: StepResult) -> None:
         """hidden [R, hidden]: row i is followed by the sequence's token at position chunk.start + i + 1."""
@@ -132,7 +134,7 @@ class Runner:
                 )
                 start += len(rows)
         except SamplingError as error:
-            result.errors[sequence.key] = str(error)
+            result.errors[sequence.key] = _failure(sequence, error)
         result.prompt_logprobs[sequence.key] = scores
 
     def _capture(self, chunk: Chunk, hidden: torch.Tensor) -> None:
@@ -153,3 +155,14 @@ class Runner:
             "ms": round(seconds * 1000, 3),
         }
         self._log.write(json.dumps(line) + "\n")
+
+
+def _failure(sequence: Sequence, error: SamplingError) -> EngineError:
+    """What a sequence ends with that has a row without an answer.
+
+    The base alone gives finite logits; where those of a sequence on adapters are not, the adapters are to blame.
+    """
+    if isinstance(error, NotFinite) and sequence.digests:
+        names = ", ".join(map(short, sequence.digests))
+        return EngineError("adapter_failed", f"{error} with adapter {names}", "adapter")
+    return EngineError("internal_error", str(error))

@@ -31,6 +31,13 @@ class SamplingError(ValueError):
     """No token can be chosen from a row; the sequence it belongs to ends with this message."""
 
 
+class NotFinite(SamplingError):
+    """A row has an infinity or a NaN."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's logits are not finite")
+
+
 @dataclass(frozen=True)
 class SampleRow:
     """What decides the token that follows one row of logits."""
@@ -77,7 +84,7 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRow]) -> list[Sampled 
     answers: list[Sampled | SamplingError] = []
     for i, request in enumerate(requests):
         if not finite[i]:
-            answers.append(SamplingError("the model's logits are not finite"))
+            answers.append(NotFinite())
         elif on_host is None or not _needs_row(request):
             answers.append(Sampled(best[i]))
         else:
@@ -88,11 +95,11 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRow]) -> list[Sampled 
 def prompt_logprobs(logits: torch.Tensor, next_tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
     """Log-probabilities of the tokens that do follow the rows of logits [R, vocab] float32, and of the best.
 
-    Raises SamplingError when a row is not finite.
+    Raises NotFinite when a row is.
     """
     _, finite = _best(logits)
     if not all(finite):
-        raise SamplingError("the model's logits are not finite")
+        raise NotFinite()
     return [_logprobs(row, token, top) for row, token in zip(logits.cpu().numpy(), next_tokens)]
 
 

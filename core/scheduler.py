@@ -4,7 +4,7 @@ The life of a sequence:
 
     submit --> waiting --admitted--> running --finish rule, abort, error--> finished
                   ^                     |
-                  +------preempted------+   blocks ran out: the youngest gives its own back and starts again
+                  +------preempted------+   blocks ran out: the youngest gives its own back, swapped out or not
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from .messages import EngineError, FinishReason, Generate, SequenceOutput
 from .plan import Chunk, Sampled, StepPlan, StepResult
 from .prefix_cache import PrefixCache
 from .queue_policy import Fifo, QueuePolicy
+from .restore_cost import RestoreCost
 from .sequence import Sequence, Status
+from .swap_space import SwapSpace
+from .swapper import Swapper
 
 
 class Scheduler:
@@ -40,13 +43,15 @@ class Scheduler:
         max_model_len: int,
         max_queued: int,
         eos_token_ids: frozenset[int],
+        restore_cost: RestoreCost,
+        swap_slots: int = 0,
         enable_prefix_caching: bool = True,
         queue: QueuePolicy | None = None,
         patience: int = 64,
     ) -> None:
-        """`max_queued`: waiting sequences beyond which new ones are refused as `overloaded`. `queue`: the
-        order of admission (None: by arrival). `patience`: steps that a sequence may lack room for its
-        adapters before others make way for it."""
+        """`max_queued`: waiting sequences beyond which new ones are refused as `overloaded`. `swap_slots`:
+        blocks that swap space holds. `queue`: the order of admission (None: by arrival). `patience`: steps
+        that a sequence may lack room for its adapters before others make way for it."""
         pool.attach(residency.places)
         self._pool = pool
         self._residency = residency
@@ -55,10 +60,12 @@ class Scheduler:
         self._eos_token_ids = eos_token_ids
         self._acceptance = Acceptance(residency, block_size, max_model_len)
         self._cache = PrefixCache(pool, block_size, enable_prefix_caching)
+        self._swapper = Swapper(pool, SwapSpace(swap_slots), restore_cost, block_size)
         self._queue: QueuePolicy = Fifo() if queue is None else queue
         self._admission = Admission(
             pool=pool,
             cache=self._cache,
+            swapper=self._swapper,
             residency=residency,
             acceptance=self._acceptance,
             queue=self._queue,
@@ -161,21 +168,22 @@ class Scheduler:
                 if not budget:
                     break
         self._admission.serve_requests(self._running)
-        if chunks:
-            self._in_flight = StepPlan(tuple(chunks))
+        swap_out, swap_in = self._swapper.take_moves()
+        if chunks or swap_out:
+            self._in_flight = StepPlan(tuple(chunks), swap_out, swap_in, self._cache.take_copies())
         return self._in_flight
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Take in what the step brought: the outputs of its sequences, and of those that ended outside a
         step."""
         self._land(plan)
+        self._swapper.observe(plan, result)
         for chunk in plan.chunks:
             sequence = chunk.sequence
             if sequence.status is Status.FINISHED:
                 continue  # aborted meanwhile
             if sequence.key in result.errors:
-                error = EngineError("internal_error", result.errors[sequence.key])
-                self._outbox.append(self._end(sequence, "error", error=error))
+                self._outbox.append(self._end(sequence, "error", error=result.errors[sequence.key]))
                 continue
             sequence.num_computed = chunk.start + len(chunk.token_ids)
             self._cache.publish(sequence)
@@ -191,20 +199,27 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, message: str) -> list[SequenceOutput]:
         """The step could not be computed: its sequences end with an error."""
-        self._land(plan)
+        for chunk in plan.chunks:
+            chunk.sequence.num_computed = 0  # it may have begun on blocks that were to be copied first
+        for sequence in self._land(plan):
+            self._swapper.drop(sequence)  # nobody knows how far the copies came
+            self._start_again(sequence)
         for chunk in plan.chunks:
             if chunk.sequence.status is not Status.FINISHED:
                 error = EngineError("internal_error", message)
                 self._outbox.append(self._end(chunk.sequence, "error", error=error))
         return self.drain()
 
-    def _land(self, plan: StepPlan) -> None:
+    def _land(self, plan: StepPlan) -> list[Sequence]:
+        """Nothing is written any more; the sequences that were swapped out with it."""
         assert plan is self._in_flight, "this plan is not in flight"
         self._in_flight = None
+        self._cache.landed()
         for sequence in self._aborted:
             self._free(sequence)
             self._release(sequence)
         self._aborted.clear()
+        return self._swapper.landed()
 
     def _chunk(self, sequence: Sequence, tokens: int) -> Chunk:
         start, stop = sequence.num_computed, sequence.num_computed + tokens
@@ -239,15 +254,22 @@ class Scheduler:
         return False
 
     def _preempt(self, sequence: Sequence) -> None:
-        """It gives its blocks back and queues again; its tokens stay, and are computed again."""
+        """It gives its blocks back and queues again; its tokens stay, and their KV is swapped out, or
+        computed again."""
         self._running.remove(sequence)
+        swapped = self._swapper.out(sequence)
         self._free(sequence)
         sequence.status = Status.PREEMPTED
-        sequence.num_computed = sequence.num_published = 0
-        if sequence.owes_prompt_logprobs:
-            sequence.prompt_logprobs = [None]
+        if not swapped:
+            self._start_again(sequence)
         self._queue.add(sequence)
         self._counters["preemptions"] += 1
+
+    def _start_again(self, sequence: Sequence) -> None:
+        """All its tokens are owed to the model once more."""
+        sequence.num_computed = 0
+        if sequence.owes_prompt_logprobs:
+            sequence.prompt_logprobs = [None]
 
     def _outgrown(self, sequence: Sequence) -> None:
         """Pins have taken since what it could have used: it has all that there is."""
@@ -313,12 +335,14 @@ class Scheduler:
             self._free(sequence)
         else:
             self._queue.remove(sequence)
+            self._swapper.drop(sequence)
         sequence.status = Status.FINISHED
         del self._live[sequence.key]
         self._release(sequence)
 
     def _free(self, sequence: Sequence) -> None:
-        """Blocks, and the hold on its adapters' places."""
+        """Blocks, and the hold on its adapters' places. What was computed in them may be found again."""
+        self._cache.publish_part(sequence)
         self._pool.release(sequence.block_table)
         sequence.block_table = []
         self._residency.unhold(sequence.key)
@@ -338,15 +362,19 @@ class Scheduler:
             "waiting": len(self._queue),
             "blocks_total": self._pool.total,
             **{f"blocks_{state}": count for state, count in counts.items()},
+            "blocks_pinned": adapters["blocks_pinned"],
+            "host_copy_bytes": adapters["host_copy_bytes"],
             "adapter_loads": adapters["adapter_loads"],
             "adapter_evictions": adapters["adapter_evictions"],
+            **self._swapper.stats(),
             **self._counters,
         }
 
     def check_integrity(self) -> None:
         """AssertionError where a block, a lease or a sequence is lost, or held twice. For tests."""
         holders = [*self._running, *self._aborted]
-        tables = [sequence.block_table for sequence in holders]
+        tables = [*(sequence.block_table for sequence in holders), self._cache.sources]
+        assert not self._cache.sources or self._in_flight is not None
         self._pool.check_integrity(tables, self._residency.places.pages())
         keys = [*self._live, *(sequence.key for sequence in self._aborted)]
         self._residency.check_integrity(keys, [sequence.key for sequence in holders])
@@ -363,3 +391,8 @@ class Scheduler:
         for sequence in waiting:
             assert sequence.status in (Status.WAITING, Status.PREEMPTED)
             assert not sequence.block_table
+            held = len(sequence.host_slots)
+            assert not held or sequence.status is Status.PREEMPTED
+            assert held == (self._acceptance.blocks(sequence.num_computed)), "computed tokens lie nowhere"
+        self._swapper.check_integrity(waiting)
+        assert not any(sequence.host_slots for sequence in holders)

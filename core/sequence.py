@@ -14,8 +14,8 @@ class Status(Enum):
     """Queued: for its turn, for blocks, or for an adapter to come to the device."""
     RUNNING = "running"
     PREEMPTED = "preempted"
-    """Gave its blocks back and is queued again; its tokens so far are kept and it still holds its
-    adapters."""
+    """Gave its blocks back and is queued again; its tokens so far are kept and it still holds its adapters.
+    Where `host_slots` has any its KV lies in swap space, else it is computed again."""
     FINISHED = "finished"
 
 
@@ -42,13 +42,15 @@ class Sequence:
     status: Status = Status.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
+    host_slots: list[int] = field(default_factory=list)
+    """Swapped out: where the blocks that hold its `num_computed` tokens lie in swap space, in order."""
     num_computed: int = 0
     cached_tokens: int | None = None
     """Prompt tokens served from the prefix cache at first admission; None until then."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Collected over the chunks of a prompt where they were asked for."""
     block_names: list[bytes] = field(default_factory=list)
-    """Prefix-cache names of its first full blocks, as far as they were needed."""
+    """The chain of prefix-cache names, as far as it was needed: its scope's, then its full blocks'."""
     num_published: int = 0
     """So many blocks of the table are published in the prefix cache."""
     reported: bool = False

@@ -21,6 +21,11 @@ import torch
 from .packed_weight import PackedWeight
 from .pool import Pool
 
+W8A8_MAX_K = 2**31 // (127 * 128)
+"""in_features up to which `linear_w8a8`'s sums of int8 products fit in 32 bits."""
+W8A8_SMALLEST = 1e-36
+"""A row whose largest ordinary activation is not above this has zeros for codes: 127 / it might be no float32."""
+
 
 def _check(tensor: torch.Tensor, dtype: torch.dtype) -> None:
     """Kernels read these by address: what they are given must be just what they expect."""
@@ -40,6 +45,8 @@ class AttentionBatch:
     """int32 [S]: tokens in the cache after this step's rows were written; the rows are the last of them."""
     slot_mapping: torch.Tensor
     """int64 [T]: where each row's K and V go, block id * block_size + offset."""
+    max_query_len: int | None = None
+    """No sequence has more rows in this step; known on the host, for the size of a launch. None: not known."""
 
     def __post_init__(self) -> None:
         for tensor in (self.block_tables, self.cu_seqlens_q, self.context_lens):
@@ -66,6 +73,8 @@ class AdapterTables:
     """int32 [rows in the arena]"""
     dtype: torch.dtype
     """Of A and B in the pool."""
+    max_rank: int = 512
+    """No rank is larger; known on the host, for memory that is taken before ranks are read."""
 
     def __post_init__(self) -> None:
         for tensor in (self.ranks, self.first_row, self.rows):
@@ -91,6 +100,9 @@ class LoraBatch:
     """int32 [G + 1]"""
     slots: torch.Tensor
     """int32 [G]"""
+    rounds: tuple[int, ...] | None = None
+    """Segments at which rounds begin, and G at the end: in one round a row occurs at most once, so that its segments
+    can be computed at the same time. None: each segment is a round."""
 
     def __post_init__(self) -> None:
         for tensor in (self.pair_rows, self.starts, self.slots):
@@ -120,6 +132,24 @@ class Ops(Protocol):
         """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]
 
         x [T, K] float, weight [N, K] int8, scale [N] float32 (bitsandbytes' SCB / 127), -> [T, N].
+        """
+
+    def linear_w8a8(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        threshold: float,
+    ) -> torch.Tensor:
+        """y[t, n] = scale[n] * (s[t] * sum_k codes[t, k] * weight[n, k] + sum_j x[t, j] * weight[n, j]) + bias[n]
+
+        LLM.int8() (Dettmers et al., arXiv 2208.07339) with outliers of its own for each row, so that no row depends on
+        another. j runs over row t's outliers: the columns with |x| >= threshold (0: none) and those that are no finite
+        number. Over the others s[t] = max |x| / 127 and codes = round(x * (127 / max |x|)), ties to even; at outliers
+        the code is 0. The sums of codes are integers and exact; those of outliers are float32.
+
+        x [T, K] float with K up to `W8A8_MAX_K`; weight, scale and bias as in `linear_int8`, -> [T, N].
         """
 
     def linear_w4(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -191,6 +221,6 @@ def for_device(device: torch.device | str, backend: str = "auto") -> Ops:
     """The implementation for `device`: "reference" and "cpu" run on a CPU, "reference" and "triton" on CUDA."""
     kind = torch.device(device).type
     if backend == "auto":
-        backend = "cpu" if kind == "cpu" else "reference"
+        backend = "cpu" if kind == "cpu" else "triton"
     module = {"reference": ".reference", "cpu": ".cpu", "triton": ".triton"}[backend]
     return cast(Ops, importlib.import_module(module, __package__))

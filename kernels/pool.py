@@ -11,6 +11,8 @@ A block that belongs to an adapter is a plain page of `block_bytes` = num_layers
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -46,9 +48,11 @@ class Pool:
     def __init__(self, layout: PoolLayout, num_blocks: int, device: torch.device | str = "cpu") -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        self.memory = torch.zeros(
-            (num_blocks, layout.num_layers, layout.layer_bytes), dtype=torch.uint8, device=device
-        )
+        shape = (num_blocks, layout.num_layers, layout.layer_bytes)
+        if torch.device(device).type == "cpu":
+            self.memory = _lazy_zeros(shape)
+        else:
+            self.memory = torch.zeros(shape, dtype=torch.uint8, device=device)
 
     def kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of K and V of one layer, each [num_blocks, kv_heads, block_size, head_dim] of `kv_dtype`, strided."""
@@ -65,3 +69,9 @@ class Pool:
     def elements(self, dtype: torch.dtype) -> torch.Tensor:
         """The whole pool as one flat vector of `dtype`; an adapter row at byte b starts at element b // itemsize."""
         return self.memory.view(-1).view(dtype)
+
+
+def _lazy_zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """uint8 zeros whose pages take memory when they are first written to. Raises OSError where there is no room."""
+    memory = mmap.mmap(-1, math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(shape)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from .ops import AdapterTables, AttentionBatch, LoraBatch
+from .ops import W8A8_SMALLEST, AdapterTables, AttentionBatch, LoraBatch
 from .packed_weight import PackedWeight
 from .pool import ROW_ALIGN, Pool
 
@@ -38,6 +38,22 @@ def linear_int8(
 ) -> torch.Tensor:
     """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]"""
     y = F.linear(x.float(), weight.float()) * scale
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(x.dtype)
+
+
+def linear_w8a8(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, threshold: float
+) -> torch.Tensor:
+    """y[t, n] = scale[n] * (s[t] * sum_k codes[t, k] * weight[n, k] + sum_j x[t, j] * weight[n, j]) + bias[n]"""
+    wide = x.float()
+    ordinary = wide.abs() < (threshold or torch.inf)  # NaN is never below
+    inside, outliers = wide.masked_fill(~ordinary, 0), wide.masked_fill(ordinary, 0)
+    largest = inside.abs().amax(dim=1, keepdim=True)
+    codes = torch.round(inside * torch.where(largest > W8A8_SMALLEST, 127 / largest, 0))
+    sums = (codes.double() @ weight.double().T).float()  # float64 holds every sum of integers here exactly
+    y = (sums * (largest / 127) + F.linear(outliers, weight.float())) * scale
     if bias is not None:
         y = y + bias.float()
     return y.to(x.dtype)

@@ -112,5 +112,11 @@ class Blocks(Protocol):
     def give_back(self, blocks: Sequence[int]) -> None:
         """An adapter's blocks are free again."""
 
+    def retire(self, digest: str) -> None:
+        """This adapter is gone: KV that depends on it is the first to be evicted."""
+
+    def revive(self, digest: str) -> None:
+        """This adapter is known (again): KV that depends on it is as good as any."""
+
     def score(self, cost: float, uses: int) -> float:
         """The pool's measure for what goes first when idle: the lowest. `cost`: to bring one block back."""

@@ -2,7 +2,8 @@
 used.
 
 A file appears under its digest whole or not at all: it is written under another name, fsynced, verified by
-its writer, then renamed, and the folder is fsynced.
+its writer, then renamed, and the folder is fsynced. Who needs a file keeps a shared lock on it, and none is
+deleted while anyone does: also between the servers that share a folder, and a lock ends with its process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from . import durable
 from .canonical import open_adapter
 from .errors import AdapterCorrupt, StoreError
 
@@ -38,11 +40,27 @@ class Blobs(Protocol):
     def exists(self, digest: str) -> bool:
         """Whether the blob is there; its bytes are not looked at."""
 
-    def delete(self, digest: str) -> None:
-        """Remove the blob; nothing happens if it is not there."""
+    def keep(self, digest: str) -> Kept | None:
+        """See to it that the local file is not deleted before `close` is called on what is returned.
+
+        None: there is no such file, or it is just being deleted.
+        """
+
+    def delete(self, digest: str) -> bool:
+        """Remove the blob; False where somebody keeps it. True also if it was not there."""
 
     def digests(self) -> list[str]:
-        """All that are there."""
+        """All that are there, local copies included."""
+
+
+class Kept:
+    """A file that nobody deletes until it is closed."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def close(self) -> None:
+        os.close(self._handle)
 
 
 def open_blobs(url: str | None, data_dir: Path, installation: str) -> Blobs:
@@ -69,30 +87,43 @@ class LocalBlobs:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        _make_durable_folder(root)
+        durable.make_folder(root)
         self._clear_temporary()
 
     def put(self, digest: str, write: Callable[[Path], None]) -> None:
         target = self._target(digest)
-        if target.exists() and _is_sound(target, digest):
-            return
-        with self._temporary() as temporary:
-            write(temporary)
-            os.replace(temporary, target)
-        _sync_folder(self.root)
+        if not (target.exists() and _is_sound(target, digest)):
+            with self._temporary() as temporary:
+                write(temporary)
+                os.replace(temporary, target)
+        durable.sync_folder(self.root)  # also for who found it there: its writer may not have come to this
 
     def path(self, digest: str) -> Path:
         target = self._target(digest)
         if not target.is_file():
-            raise AdapterCorrupt(f"the stored file of adapter {digest} is missing")
+            raise AdapterCorrupt(_missing(digest))
         return target
 
     def exists(self, digest: str) -> bool:
         return self._target(digest).is_file()
 
-    def delete(self, digest: str) -> None:
-        self._target(digest).unlink(missing_ok=True)
-        _sync_folder(self.root)
+    def keep(self, digest: str) -> Kept | None:
+        handle = _locked(self._target(digest), fcntl.LOCK_SH)
+        return None if handle is None else Kept(handle)
+
+    def delete(self, digest: str) -> bool:
+        target = self._target(digest)
+        if not target.exists():
+            return True
+        handle = _locked(target, fcntl.LOCK_EX)
+        if handle is None:
+            return not target.exists()
+        try:
+            target.unlink(missing_ok=True)
+        finally:
+            os.close(handle)
+        durable.sync_folder(self.root)
+        return True
 
     def digests(self) -> list[str]:
         return _digests(entry.name for entry in os.scandir(self.root))
@@ -159,20 +190,28 @@ class RemoteBlobs:
         self._fs.invalidate_cache()
         return bool(self._fs.exists(self._target(digest)))
 
-    def delete(self, digest: str) -> None:
+    def keep(self, digest: str) -> Kept | None:
+        """Of the local copy."""
+        return self._cache.keep(digest)
+
+    def delete(self, digest: str) -> bool:
+        """Who uses it elsewhere has a copy."""
+        if not self._cache.delete(digest):
+            return False
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._target(digest))
-        self._cache.delete(digest)
+        return True
 
     def digests(self) -> list[str]:
         self._fs.invalidate_cache()
-        return _digests(entry.rsplit("/", 1)[-1] for entry in self._fs.ls(self._root, detail=False))
+        remote = _digests(entry.rsplit("/", 1)[-1] for entry in self._fs.ls(self._root, detail=False))
+        return sorted({*remote, *self._cache.digests()})
 
     def _download(self, digest: str, path: Path) -> None:
         try:
             self._fs.get_file(self._target(digest), str(path))
         except FileNotFoundError:
-            raise AdapterCorrupt(f"the stored file of adapter {digest} is missing") from None
+            raise AdapterCorrupt(_missing(digest)) from None
         if not _is_sound(path, digest):
             raise AdapterCorrupt(
                 f"the stored file of adapter {digest} has other bytes than it was stored with"
@@ -182,6 +221,10 @@ class RemoteBlobs:
 
     def _target(self, digest: str) -> str:
         return f"{self._root}/{_file_name(digest)}"
+
+
+def _missing(digest: str) -> str:
+    return f"the stored file of adapter {digest} is missing"
 
 
 def _file_name(digest: str) -> str:
@@ -200,18 +243,21 @@ def _is_sound(path: Path, digest: str) -> bool:
         return False
 
 
-def _make_durable_folder(folder: Path) -> None:
-    """Like mkdir -p, with every new name fsynced into its parent."""
-    if folder.is_dir():
-        return
-    _make_durable_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _locked(path: Path, how: int) -> int | None:
+    """A handle of the file at `path` with a lock on it (LOCK_SH or LOCK_EX); None where it is gone, or locked
+    otherwise."""
     try:
-        os.fsync(handle)
-    finally:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+        if os.fstat(handle).st_nlink:  # else it was deleted before the lock was ours
+            return handle
+    except BlockingIOError:
+        pass
+    except BaseException:
         os.close(handle)
+        raise
+    os.close(handle)
+    return None

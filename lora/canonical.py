@@ -111,7 +111,7 @@ def open_adapter(path: Path | str, *, verify: bool = True) -> CanonicalAdapter:
             file.close()
             raise
     except AdapterInvalid as error:
-        raise AdapterCorrupt(f"stored adapter {path.name}: {error}") from None
+        raise AdapterCorrupt(f"its stored file is damaged: {error}") from None
     return CanonicalAdapter(file, digest, deltas)
 
 
@@ -144,7 +144,7 @@ def _verify(file: SafetensorsFile, digest: str, deltas: list[Delta]) -> None:
     for chunk in file.data_chunks():
         found.update(chunk)
     if found.result() != digest:
-        raise AdapterInvalid(f"its bytes give {found.result()}, it was written as {digest}")
+        raise AdapterInvalid("it has other bytes than it was written with")
 
 
 def _entries(file: SafetensorsFile, deltas: Sequence[Delta]) -> list[tuple[TensorEntry, TensorEntry]]:

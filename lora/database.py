@@ -18,6 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
+from . import durable
 from .errors import StoreError
 from .schema import InstallationRow, TenantRow
 
@@ -38,10 +39,11 @@ class Database:
 
     def __init__(self, url: str | sa.URL) -> None:
         try:
-            parsed = sa.make_url(url)
+            parsed = _with_driver(sa.make_url(url))
             self._sqlite = parsed.get_backend_name() == "sqlite"
-            if self._sqlite and parsed.database:
-                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            file = Path(parsed.database).absolute() if self._sqlite and parsed.database else None
+            if file is not None:
+                durable.make_folder(file.parent)
             options = {"connect_args": {"timeout": BUSY_SECONDS}} if self._sqlite else {"pool_pre_ping": True}
             self._engine = sa.create_engine(parsed, **options)
             if self._sqlite:
@@ -49,8 +51,10 @@ class Database:
                 event.listen(self._engine, "begin", _begin_sqlite)
             self._writer = self._engine.execution_options(writes=True)
             self._upgrade()
+            if file is not None:
+                durable.sync_folder(file.parent)
         except (sa.exc.ArgumentError, DBAPIError, ImportError, OSError) as error:
-            reason = str(error).partition("\n")[0]
+            reason = _reason(error)
             raise StoreError(
                 "invalid_request", f"the database cannot be used: {reason}", "database"
             ) from error
@@ -60,8 +64,11 @@ class Database:
 
     def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` on one consistent view of the data; it must not write."""
-        with Session(self._engine) as session:
-            return work(session)
+        try:
+            with Session(self._engine) as session:
+                return work(session)
+        except OperationalError as error:
+            raise _unavailable(error) from error
 
     def write(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a transaction; where it collides with another one, both start over, one after the
@@ -76,6 +83,8 @@ class Database:
                     return work(session)
             except (IntegrityError, OperationalError) as error:
                 if attempt == _RETRIES - 1 or not _collided(error):
+                    if isinstance(error, OperationalError):
+                        raise _unavailable(error) from error
                     raise
                 time.sleep(random.uniform(0.001, 0.01) * 2 ** min(attempt, 6))
         raise AssertionError("unreachable")
@@ -107,6 +116,22 @@ class Database:
                     session.add(InstallationRow(id=uuid.uuid4().hex))
                     session.add(TenantRow(name="public", created_at=datetime.now(UTC)))
                 session.commit()
+
+
+def _with_driver(url: sa.URL) -> sa.URL:
+    """PostgreSQL is spoken to through psycopg unless the URL names another driver."""
+    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+
+
+def _reason(error: Exception) -> str:
+    """In one line."""
+    if isinstance(error, ImportError) and error.name == "psycopg":
+        return "PostgreSQL needs the driver psycopg; install it with: pip install 'heddle-serve[postgresql]'"
+    return str(error.orig if isinstance(error, DBAPIError) else error).partition("\n")[0]
+
+
+def _unavailable(error: OperationalError) -> StoreError:
+    return StoreError("overloaded", f"the registry's database cannot be used now: {_reason(error)}")
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

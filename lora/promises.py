@@ -54,6 +54,12 @@ class Promises:
         large."""
         return self._total - sum(adapter.size.blocks for adapter in self._with_pins(digests))
 
+    def pinned_on_device(self) -> int:
+        """Blocks that pinned adapters hold now."""
+        return sum(
+            len(adapter.place.blocks) for adapter in self._pinned.values() if adapter.place is not None
+        )
+
     def fits_arena(self, digests: Iterable[str]) -> bool:
         """These adapters and all pinned ones have slots and rows together."""
         union = self._with_pins(digests)

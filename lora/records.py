@@ -21,7 +21,8 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tenant: str
     version: int | None
-    """From 1 under the name. None in the answer of a dry run."""
+    """From 1 under the name, and never given twice, also where the name was removed meanwhile. None in the
+    answer of a dry run."""
     version_id: int | None
     """The store's own key of this version, for `AdapterStore.touch`; never shown to users."""
     digest: str

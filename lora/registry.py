@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from .errors import StoreError
 from .records import AdapterRecord
-from .schema import AdapterRow, TenantRow, UsageRow, VersionRow
+from .schema import AdapterRow, InstallationRow, TenantRow, UsageRow, VersionRow
 from .spec import AdapterSpec
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -142,6 +142,17 @@ def referenced(session: Session, digests: Iterable[str]) -> set[str]:
     return found
 
 
+def pinned(session: Session) -> list[Row]:
+    """The current version of every pinned name of anyone."""
+    query = _ROWS.where(VersionRow.number == AdapterRow.current, AdapterRow.pinned)
+    return [Row(*found) for found in session.execute(query)]
+
+
+def revision(session: Session) -> int:
+    """Rises with every committed change of adapters."""
+    return session.scalars(sa.select(InstallationRow.revision)).one()
+
+
 def has_name(session: Session, tenant: str, name: str) -> bool:
     return bool(rows(session, tenant, name, current_only=True))
 
@@ -157,8 +168,15 @@ def tenant_row(session: Session, tenant: str) -> TenantRow:
     return found
 
 
+def count_change(session: Session) -> None:
+    """Tell the other servers of this registry. Last in a transaction: it holds up other writers until the
+    end."""
+    session.execute(sa.update(InstallationRow).values(revision=InstallationRow.revision + 1))
+
+
 def locked_adapter(session: Session, tenant: TenantRow, name: str) -> AdapterRow | None:
-    """The name's row; until the transaction ends nobody else changes it."""
+    """The name's row, also where it has no version any more; until the transaction ends nobody else changes
+    it."""
     query = sa.select(AdapterRow).where(AdapterRow.tenant_id == tenant.id, AdapterRow.name == name)
     return session.scalars(query.with_for_update()).one_or_none()
 
@@ -173,20 +191,16 @@ def add_version(
     fingerprint: str,
     source: str | None,
 ) -> Row:
-    """A new version of `name`, current from now on; a new name if `adapter` is None."""
+    """A new version of `name`, current from now on; a new name if `adapter` is None or has no version."""
     now = datetime.now(UTC)
     if adapter is None:
-        adapter = AdapterRow(
-            public_id=f"adapter-{uuid.uuid4().hex}",
-            tenant_id=tenant.id,
-            name=name,
-            pinned=False,
-            description=None,
-            current=1,
-            last_number=0,
-            created_at=now,
-        )
+        adapter = AdapterRow(tenant_id=tenant.id, name=name, current=0, last_number=0)
         session.add(adapter)
+    if not adapter.current:  # of an earlier adapter of this name only the count of versions goes on
+        adapter.public_id = f"adapter-{uuid.uuid4().hex}"
+        adapter.pinned = False
+        adapter.description = None
+        adapter.created_at = now
         session.flush()
     adapter.last_number += 1
     adapter.current = adapter.last_number
@@ -215,16 +229,15 @@ def add_version(
 def remove_versions(
     session: Session, adapter: AdapterRow, doomed: Sequence[Row], kept: Sequence[Row]
 ) -> None:
-    """Remove `doomed`; the highest of `kept` becomes current if the current one goes; none kept: the name
-    goes."""
-    if not kept:
-        session.execute(sa.delete(AdapterRow).where(AdapterRow.id == adapter.id))
-        return
+    """Remove `doomed`; the highest of `kept` becomes current if the current one goes; none kept: the name is
+    gone, and only how far it counted stays."""
     ids = [row.version.id for row in doomed]
-    session.execute(sa.delete(VersionRow).where(VersionRow.id.in_(ids)))
+    for begin in range(0, len(ids), _QUERY_LIMIT):
+        session.execute(sa.delete(VersionRow).where(VersionRow.id.in_(ids[begin : begin + _QUERY_LIMIT])))
     numbers = [row.version.number for row in kept]
     if adapter.current not in numbers:
-        adapter.current = max(numbers)
+        adapter.current = max(numbers, default=0)
+        adapter.pinned = adapter.pinned and bool(numbers)
     session.flush()
 
 

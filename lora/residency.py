@@ -43,6 +43,7 @@ class Residency:
         copies. `blocks_per_tick`: pages copied to the device between two steps at most. `on_loaded`: called
         from a worker thread whenever a host load ended, so that a sleeping engine loop wakes. `executor`: for
         tests; None: two threads."""
+        self._blocks = blocks
         self._adapters: dict[str, Adapter] = {}
         self._changed: dict[str, None] = {}
         self._told: dict[str, AdapterState] = {}
@@ -67,6 +68,7 @@ class Residency:
         """
         adapter = self._adapters.setdefault(digest, Adapter(digest, path))
         adapter.path, adapter.error, adapter.forgotten = path, None, False
+        self._blocks.revive(digest)
         self._touch(adapter)
         if pinned and not adapter.pinned:
             try:
@@ -194,6 +196,7 @@ class Residency:
             "adapter_loads": self.places.loads,
             "adapter_evictions": self.places.evictions,
             "host_copy_bytes": self._copies.nbytes,
+            "blocks_pinned": self._promises.pinned_on_device(),
             "adapter_slots_used": arena.num_slots - arena.free_slots,
             "adapter_rows_used": arena.num_rows - arena.free_rows,
         }
@@ -353,6 +356,7 @@ class Residency:
         if adapter.place is not None:
             self.places.displace(adapter)
         self._copies.drop(adapter.digest)
+        self._blocks.retire(adapter.digest)
         del self._adapters[adapter.digest]
 
     def _end_request(self, adapter: Adapter, refusal: ResidencyError | None) -> None:

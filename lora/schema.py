@@ -54,6 +54,8 @@ class InstallationRow(Table):
 
     __tablename__ = "installation"
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    revision: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """Rises with every change of adapters: by it the servers that share a registry see each other's."""
 
 
 class TenantRow(Table):
@@ -64,7 +66,7 @@ class TenantRow(Table):
 
 
 class AdapterRow(Table):
-    """A name of a tenant."""
+    """A name of a tenant. It stays when its last version is removed, so that no number is given again."""
 
     __tablename__ = "adapters"
     __table_args__ = (UniqueConstraint("tenant_id", "name"),)
@@ -75,9 +77,9 @@ class AdapterRow(Table):
     pinned: Mapped[bool]
     description: Mapped[str | None] = mapped_column(Text)
     current: Mapped[int]
-    """Number of the version that the bare name means; that version exists."""
+    """Number of the version that the bare name means; that version exists. 0: there is none."""
     last_number: Mapped[int]
-    """The highest number ever given; none is given twice while the name exists."""
+    """The highest number ever given: `name@number` never comes to mean other weights."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 

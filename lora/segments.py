@@ -34,6 +34,8 @@ class Segments:
     """int32 [G + 1]"""
     slots: np.ndarray
     """int32 [G]"""
+    rounds: tuple[int, ...]
+    """Where the segments of each position begin, and G."""
 
 
 def build(chunks: Sequence[HasAdapters]) -> Segments | None:
@@ -64,6 +66,7 @@ def build(chunks: Sequence[HasAdapters]) -> Segments | None:
     order = sorted(groups)
     pairs = [piece for key in order for piece in groups[key]]
     lengths = np.array([rows for _, rows, _ in pairs], np.int32)
+    changes = (i for i in range(1, len(order)) if order[i][0] != order[i - 1][0])
     sizes = [sum(rows for _, rows, _ in groups[key]) for key in order]
     pair_rows = np.concatenate([np.arange(first, first + rows, dtype=np.int32) for first, rows, _ in pairs])
     return Segments(
@@ -71,4 +74,5 @@ def build(chunks: Sequence[HasAdapters]) -> Segments | None:
         pair_weights=np.repeat(np.array([weight for _, _, weight in pairs], np.float32), lengths),
         starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
         slots=np.array([slot for _, slot in order], np.int32),
+        rounds=(0, *changes, len(order)),
     )

@@ -4,8 +4,8 @@ database.
 Order of a registration: the blob is written whole, then one transaction makes it a version. A kill in between
 leaves a blob that no version names; it is removed at the next start. Whoever removes a blob does so inside a
 transaction that holds the digest's lock and saw no version of it; whoever adds a version holds the same lock
-and sees that the blob is (still) there. Synchronous and thread-safe; the server calls it in worker threads.
-Control code: no torch.
+and sees that the blob is (still) there. What a request of any server on this blob store keeps is not removed
+before it ends. Synchronous and thread-safe; the server calls it in worker threads. Control code: no torch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from . import canonical, registry
+from . import canonical, durable, registry
 from .base import BaseModel
-from .blobs import Blobs, open_blobs
+from .blobs import Blobs, Kept, open_blobs
 from .database import Database
 from .errors import StoreError
 from .inspect import inspect
@@ -79,6 +79,7 @@ class AdapterStore:
         interrupted registrations are cleared. Raises StoreError invalid_request if either cannot be used.
         """
         data_dir = data_dir.resolve()
+        durable.make_folder(data_dir)
         opened = Database(database or sa.URL.create("sqlite", database=str(data_dir / "registry.sqlite")))
         blobs = open_blobs(blob_store, data_dir, opened.installation())
         store = cls(
@@ -129,7 +130,7 @@ class AdapterStore:
             owner = registry.tenant_row(session, tenant)
             adapter = registry.locked_adapter(session, owner, name)
             row = self._current_version(session, tenant, name, spec, replace)
-            created = row is None
+            created, replaced = row is None, adapter is not None and adapter.current > 0
             if row is None:
                 row = registry.add_version(
                     session,
@@ -145,9 +146,8 @@ class AdapterStore:
             if description is not None:
                 row.adapter.description = description
             record = self._record(row)
-            return Registration(
-                record=record, spec=spec, created=created, replaced=created and adapter is not None
-            )
+            registry.count_change(session)
+            return Registration(record=record, spec=spec, created=created, replaced=created and replaced)
 
         done = None
         stored_before = self._blobs.exists(spec.digest)
@@ -244,13 +244,32 @@ class AdapterStore:
         return [self._record(row) for row in found]
 
     def all_versions(self) -> Records:
-        """Every version of every tenant: what an engine is told when it starts."""
+        """Every version of every tenant."""
         return [self._record(row) for row in self._database.read(registry.rows)]
+
+    def pinned(self) -> Records:
+        """The current versions of the pinned names of all tenants, as far as they were made for this base."""
+        records = [self._record(row) for row in self._database.read(registry.pinned)]
+        return [record for record in records if record.status == "ready"]
+
+    def revision(self) -> int:
+        """Rises with every change of an adapter by anyone who uses this registry."""
+        return self._database.read(registry.revision)
+
+    def unreferenced(self, digests: Iterable[str]) -> Digests:
+        """Those of `digests` that no version of anyone names."""
+        wanted = sorted(set(digests))
+        used = self._database.read(lambda session: registry.referenced(session, wanted))
+        return [digest for digest in wanted if digest not in used]
 
     def path(self, digest: str) -> Path:
         """A local file with the canonical form of `digest`. Raises AdapterCorrupt if the blob store lost
         it."""
         return self._blobs.path(digest)
+
+    def keep(self, digest: str) -> Kept | None:
+        """The local file of `digest` stays until the `close` of what is returned; None: there is none."""
+        return self._blobs.keep(digest)
 
     # ---------------------------------------------------------------- changes
 
@@ -277,6 +296,7 @@ class AdapterStore:
             if description is not None:
                 adapter.description = description
             session.flush()
+            registry.count_change(session)
             return self._record(registry.rows(session, tenant, name, current_only=True)[0])
 
         return self._database.write(change)
@@ -299,6 +319,7 @@ class AdapterStore:
             kept = [row for row in found if row.version.number not in {r.version.number for r in doomed}]
             removed = [self._record(row) for row in doomed]
             registry.remove_versions(session, adapter, doomed, kept)
+            registry.count_change(session)
             digests = {record.digest for record in removed}
             left = registry.rows(session, tenant, reference.name, current_only=True)
             return Removal(
@@ -310,23 +331,17 @@ class AdapterStore:
         return self._database.write(change)
 
     def collect(self, digests: Iterable[str]) -> Digests:
-        """Delete the files of those digests that no version names; returns them. Call once no engine needs
-        them."""
+        """Delete the files of those digests that no version names and nobody keeps; returns them. Call once
+        this server's engine needs them no more."""
 
         def delete(session: Session, digest: str) -> bool:
             self._database.lock(session, digest)
-            if registry.referenced(session, [digest]):
-                return False
-            self._blobs.delete(digest)
-            return True
+            return not registry.referenced(session, [digest]) and self._blobs.delete(digest)
 
-        wanted = sorted(set(digests))
-        used = self._database.read(lambda session: registry.referenced(session, wanted))
         return [
             digest
-            for digest in wanted
-            if digest not in used
-            and self._database.write(lambda session, digest=digest: delete(session, digest))  # type: ignore[misc]
+            for digest in self.unreferenced(digests)
+            if self._database.write(lambda session, digest=digest: delete(session, digest))  # type: ignore[misc]
         ]
 
     # ---------------------------------------------------------------- usage
@@ -364,7 +379,7 @@ class AdapterStore:
     def _locked(self, session: Session, name: str, tenant: str) -> registry.AdapterRow:
         owner = registry.tenant_row(session, tenant)
         adapter = registry.locked_adapter(session, owner, name)
-        if adapter is None:
+        if adapter is None or not adapter.current:
             raise _not_found(name)
         return adapter
 

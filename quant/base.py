@@ -17,6 +17,9 @@ from ..kernels.ops import Ops
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
+CHUNK = 1 << 18
+"""Elements looked at or converted at a time: a megabyte in float32, so that no copy of a tensor shows in memory."""
+
 
 class QuantError(ValueError):
     """A checkpoint's number form cannot be served; the message names tensor or setting."""
@@ -78,6 +81,13 @@ class LinearMethod(Protocol):
         """The weight as float32 [N, K], as the tool that defines the form computes it."""
 
 
+class Table(LinearMethod, Protocol):
+    """A matrix [vocab, K] that is multiplied as a head, and looked up as an embedding, or both."""
+
+    def rows(self, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows of the dequantised matrix, for int64 indices [T]: [T, K] of `dtype`."""
+
+
 class LinearForm(Protocol):
     """How linears of one number form come out of a checkpoint."""
 
@@ -97,6 +107,16 @@ def held_dtype(stored: Iterable[torch.dtype | None], computed: torch.dtype) -> t
     """
     (only, *others) = set(stored)
     return only if only is not None and not others and computed == torch.float32 else computed
+
+
+def sixteen_bits(values: torch.Tensor) -> torch.dtype:
+    """The 16-bit dtype that holds every one of these values exactly, else their own."""
+    if values.dtype == torch.float32:
+        rows = values.reshape(-1, values.shape[-1]).split(max(1, CHUNK // values.shape[-1]))
+        for dtype in (torch.bfloat16, torch.float16):
+            if all(torch.equal(part.to(dtype).float(), part) for part in rows):
+                return dtype
+    return values.dtype
 
 
 def read_bias(reader: TensorReader, specs: Sequence[LinearSpec], dtype: torch.dtype) -> torch.Tensor | None:

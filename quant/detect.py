@@ -13,9 +13,10 @@ from .awq import AwqForm
 from .base import FLOATS, Expected, LinearForm, LinearMethod, LinearSpec, QuantError, Target, TensorReader
 from .gptq import GptqForm
 from .int8 import Int8Form
+from .int8_settings import left_in_float, outlier_threshold
 from .none import FloatForm
 from .packed import PackedForm
-from .settings import CONFIG, SIDE_FILES, Exceptions, PackedSettings, combine, covers, parse
+from .settings import CONFIG, SIDE_FILES, Exceptions, PackedSettings, combine, parse
 from .side_by_side import SideBySide
 
 Requested = Literal["auto", "none", "int8", "gptq", "awq"]
@@ -41,6 +42,8 @@ class Form:
     """Where the checkpoint itself is quantised."""
     settings: PackedSettings | None = None
     """GPTQ and AWQ alone."""
+    notes: tuple[str, ...] = ()
+    """What else the user should know at the start."""
 
     def expected(self, spec: LinearSpec, reader: TensorReader) -> Mapping[str, Expected]:
         """The tensors that `load` will read for `spec`."""
@@ -58,13 +61,14 @@ class Form:
 
         QuantError where settings that mention it say otherwise than the tensors.
         """
+        plain = f"{name}.weight"
         if self.settings is None:
-            return False
+            # bitsandbytes quantises the head too where a list of modules to skip was given that does not name it
+            return self.exceptions is not None and reader.dtype(plain) == torch.int8
         said, source = self.settings.head, self.settings.source
         found = next((n for n in _packed_names(name) if reader.dtype(n) is not None), None)
         if found is not None and said is False:
             raise QuantError(f"{found} is there, but lm_head is false in {source}")
-        plain = f"{name}.weight"
         if said and found is None and reader.dtype(plain) is not None:
             raise QuantError(f"lm_head is true in {source}, but {plain} is in plain float")
         return found is not None or bool(said)
@@ -74,10 +78,11 @@ class Form:
             return self.main
         plain = f"{spec.name}.weight"
         stored = reader.dtype(plain)
-        packed = next((name for name in _packed_names(spec.name) if reader.dtype(name) is not None), None)
-        if stored is None or stored not in FLOATS or packed is not None:
-            if packed is not None and self.exceptions.must_be_float(spec.name):
-                raise QuantError(f"{packed} is there, but {self.exceptions.key} leaves {spec.name} in float")
+        packed = next((n for n in _packed_names(spec.name) if reader.dtype(n) is not None), None)
+        if stored not in FLOATS or packed is not None:
+            found = f"{plain} is int8" if stored == torch.int8 else packed and f"{packed} is there"
+            if found and self.exceptions.must_be_float(spec.name):
+                raise QuantError(f"{found}, but {self.exceptions.key} leaves {spec.name} in float")
             return self.main
         if not self.exceptions.may_be_float(spec.name):
             raise QuantError(
@@ -92,12 +97,14 @@ def detect(
     settings: Mapping[str, Any] | None,
     tensors: Mapping[str, torch.dtype],
     side_files: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    *,
+    int8_activations: bool = False,
 ) -> Form:
     """Decide the form from the request, the settings, the tensors' names and dtypes.
 
     `settings` are config.json's `quantization_config`, `side_files` the contents of those of
     `settings.SIDE_FILES` that are there. Raises QuantError where any of these contradict each other or name a
-    form that cannot be served.
+    form that cannot be served, and where another form than INT8 is to have int8 activations.
     """
     combined, source = combine(settings, side_files)
     stored, why = _stored_form(combined, source, tensors)
@@ -110,16 +117,38 @@ def detect(
         assert combined is not None
         packed = parse(combined, source)
         reason = f"the checkpoint is {packed.describe()}"
+        if int8_activations:
+            raise _not_int8(reason)
         return Form(packed.method, reason, PACKED[packed.method](packed), packed.exceptions, packed)
     if stored == "int8":
-        skipped = (combined or {}).get("llm_int8_skip_modules") or []
-        exceptions = Exceptions(
-            "llm_int8_skip_modules", lambda name: any(covers(module, name) for module in skipped)
-        )
-        return Form("int8", reason, INT8, exceptions)
+        exceptions = left_in_float(combined or {}, source)
+        return _int8(reason, combined or {}, source, int8_activations, exceptions)
     if requested == "int8":
-        return Form("int8", "asked for; made on loading from the checkpoint's float weights", INT8)
+        reason = "asked for; made on loading from the checkpoint's float weights"
+        return _int8(reason, {}, source, int8_activations)
+    if int8_activations:
+        raise _not_int8(reason)
     return Form("none", reason if requested == "auto" else "asked for", FLOAT)
+
+
+def _int8(
+    reason: str,
+    settings: Mapping[str, Any],
+    source: str,
+    int8_activations: bool,
+    exceptions: Exceptions | None = None,
+) -> Form:
+    """INT8 with activations in float, or in int8 but for outliers as `settings` define them."""
+    if not int8_activations:
+        return Form("int8", reason, INT8, exceptions)
+    threshold = outlier_threshold(settings, source)
+    but = f", but for values of {threshold:g} and more" if threshold else ""
+    note = f"activations too are rounded to 8 bits, each row by its own largest{but} (--int8-activations)"
+    return Form("int8", reason, Int8Form(threshold), exceptions, notes=(note,))
+
+
+def _not_int8(reason: str) -> QuantError:
+    return QuantError(f"--int8-activations needs --quantization int8 or a checkpoint in INT8, but {reason}")
 
 
 def _stored_form(

@@ -1,7 +1,9 @@
-"""LLM.int8(): weights as int8 with one scale a row, exactly bitsandbytes'; activations stay float.
+"""LLM.int8(): weights as int8 with one scale a row, exactly bitsandbytes'; activations in float or int8.
 
-Because activations stay float there is no rounding on their side and nothing to split off as outliers: the
-result is that of the dequantised weights, and no row of a batch can influence another.
+As a rule activations stay float: there is no rounding on their side and nothing to split off as outliers, and the
+result is that of the dequantised weights. With int8 activations (Dettmers et al., arXiv 2208.07339) each row is
+rounded by a scale of its own and has outliers of its own, so that here too no row of a batch can influence another.
+Which of the two runs is decided once, never by the number of rows.
 """
 
 from __future__ import annotations
@@ -10,16 +12,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .base import Expected, LinearMethod, LinearSpec, QuantError, Target, TensorReader, read_bias
+from ..kernels.ops import W8A8_MAX_K
+from .base import CHUNK, Expected, LinearMethod, LinearSpec, QuantError, Target, TensorReader, read_bias
 from .none import FloatForm
 
 ROW_FORMAT = 0
 """bitsandbytes' `weight_format` of the plain row-major layout; others are orders of old GPU kernels."""
 
 INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)
-
-CHUNK = 1 << 24
-"""Elements quantised at a time, which bounds the float32 products to 64 MiB."""
 
 
 def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,15 +37,30 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         part = weight[first : first + step].to(torch.float16)
         largest = part.abs().amax(dim=1).float()
         factor = torch.where(largest > 0, 127.0 / largest, 0.0)
-        quantized[first : first + step] = torch.round(part * factor.unsqueeze(1)).to(torch.int8)
+        quantized[first : first + step] = (part * factor.unsqueeze(1)).round_()
         absmax[first : first + step] = largest
     return quantized, absmax
 
 
-class Int8Form:
-    """From `{name}.weight` in float, or bitsandbytes' `{name}.weight` in int8, `SCB` and `weight_format`."""
+def quantize_named(name: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantize_rows` of the tensor `name`. Raises QuantError where float16 cannot hold its values."""
+    quantized, absmax = quantize_rows(weight)
+    if not absmax.isfinite().all():
+        raise QuantError(
+            f"{name} has values that float16, and so INT8, cannot hold; leave it in float (--quantization none, "
+            "no --quantize-head)"
+        )
+    return quantized, absmax
 
-    def __init__(self) -> None:
+
+class Int8Form:
+    """From `{name}.weight` in float, or bitsandbytes' `{name}.weight` in int8, `SCB` and `weight_format`.
+
+    With a `threshold` activations are rounded to int8 where they are below it (0: everywhere).
+    """
+
+    def __init__(self, threshold: float | None = None) -> None:
+        self.threshold = threshold
         self._float = FloatForm()
 
     def expected(self, spec: LinearSpec, reader: TensorReader) -> Mapping[str, Expected]:
@@ -61,26 +76,25 @@ class Int8Form:
     def from_checkpoint(
         self, reader: TensorReader, specs: Sequence[LinearSpec], target: Target
     ) -> LinearMethod:
-        rows = sum(spec.out_features for spec in specs)
-        weight = torch.empty((rows, specs[0].in_features), dtype=torch.int8)
+        rows, columns = sum(spec.out_features for spec in specs), specs[0].in_features
+        if self.threshold is not None and columns > W8A8_MAX_K:
+            raise QuantError(
+                f"{specs[0].name} has {columns} inputs, more than int8 activations allow ({W8A8_MAX_K})"
+            )
+        weight = torch.empty((rows, columns), dtype=torch.int8)
         absmax = torch.empty(rows, dtype=torch.float32)
         row = 0
         for spec in specs:
             part = slice(row, row + spec.out_features)
             weight[part], absmax[part] = self._read(reader, spec)
             row += spec.out_features
-        return Int8Linear(weight, absmax, read_bias(reader, specs, target.dtype), target)
+        bias = read_bias(reader, specs, target.dtype)
+        return Int8Linear(weight, absmax, bias, target, self.threshold)
 
     def _read(self, reader: TensorReader, spec: LinearSpec) -> tuple[torch.Tensor, torch.Tensor]:
         stored = reader.read(f"{spec.name}.weight")
         if stored.dtype != torch.int8:
-            weight, absmax = quantize_rows(stored)
-            if not absmax.isfinite().all():
-                raise QuantError(
-                    f"{spec.name}.weight has values that float16, and so INT8, cannot hold; "
-                    "use --quantization none"
-                )
-            return weight, absmax
+            return quantize_named(f"{spec.name}.weight", stored)
         layout = f"{spec.name}.weight_format"
         if reader.dtype(layout) is not None:
             found = int(reader.read(layout))
@@ -93,10 +107,15 @@ class Int8Form:
 
 
 class Int8Linear:
-    """weight int8 [N, K]; a row stands for weight * absmax / 127."""
+    """weight int8 [N, K]; a row stands for weight * absmax / 127. `threshold`: as `Int8Form`'s."""
 
     def __init__(
-        self, weight: torch.Tensor, absmax: torch.Tensor, bias: torch.Tensor | None, target: Target
+        self,
+        weight: torch.Tensor,
+        absmax: torch.Tensor,
+        bias: torch.Tensor | None,
+        target: Target,
+        threshold: float | None = None,
     ) -> None:
         self.weight = weight.to(target.device)
         self.absmax = absmax.to(target.device)
@@ -104,10 +123,17 @@ class Int8Linear:
         self.bias = None if bias is None else bias.to(target.device)
         tensors = (self.weight, self.absmax, self.scale, self.bias)
         self.weight_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        self.threshold = threshold
         self._ops = target.ops
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
+        if self.threshold is not None:
+            return self._ops.linear_w8a8(x, self.weight, self.scale, self.bias, self.threshold)
         return self._ops.linear_int8(x, self.weight, self.scale, self.bias)
 
     def dequantize(self) -> torch.Tensor:
         return self.weight.float() * self.absmax.unsqueeze(1) * (1 / 127)
+
+    def rows(self, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        codes = self._ops.embedding(indices, self.weight, torch.float32)
+        return (codes * self.absmax[indices].unsqueeze(1) * (1 / 127)).to(dtype)

@@ -39,6 +39,7 @@ class FloatLinear:
         self.weight = weight
         self.bias = bias
         self.weight_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self._ops = target.ops
         self._product = target.ops.linear_invariant if target.batch_invariant else target.ops.linear
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,3 +47,6 @@ class FloatLinear:
 
     def dequantize(self) -> torch.Tensor:
         return self.weight.float()
+
+    def rows(self, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return self._ops.embedding(indices, self.weight, dtype)

@@ -13,8 +13,8 @@ from .base import FLOATS, Expected, LinearMethod, LinearSpec, QuantError, Target
 from .settings import PackedSettings
 from .side_by_side import SideBySide
 
-CHUNK = 1 << 24
-"""Codes unpacked at a time, a byte each."""
+CHUNK = 1 << 20
+"""Codes unpacked at a time, a byte each: little enough not to show in the peak of memory."""
 
 
 class PackedLinear:

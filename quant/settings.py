@@ -160,7 +160,7 @@ def parse(settings: Mapping[str, Any], source: str) -> PackedSettings:
         symmetric=bool(_flag(settings, "sym", source)),
         zero_offset=1 if layout == "gptq" else 0,
         head=_flag(settings, "lm_head", source),
-        only=tuple(_names(settings, "modules_in_block_to_quantize", source)),
+        only=tuple(module_names(settings, "modules_in_block_to_quantize", source)),
     )
 
 
@@ -176,7 +176,7 @@ def _awq(settings: Mapping[str, Any], source: str, group_size: int) -> PackedSet
         source=source,
         zero_point=zero_point is not False,
         head=_flag(settings, "lm_head", source),
-        left=tuple(_names(settings, "modules_to_not_convert", source)),
+        left=tuple(module_names(settings, "modules_to_not_convert", source)),
     )
 
 
@@ -187,7 +187,7 @@ def _flag(settings: Mapping[str, Any], key: str, source: str) -> bool | None:
     return value
 
 
-def _names(settings: Mapping[str, Any], key: str, source: str) -> list[str]:
+def module_names(settings: Mapping[str, Any], key: str, source: str) -> list[str]:
     """A list of module names; lists in it (the modules of one stage) are joined."""
     value = settings.get(key) or []
     names: list[str] = []

@@ -1,10 +1,16 @@
-"""What the whole suite shares: the real demo base."""
+"""What the whole suite shares: the real demo base, and a real PostgreSQL server."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from .postgres_server import PostgresServer
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported: its kernels take CPU tensors
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +19,14 @@ def demo_base() -> Path:
     from heddle.core.checkpoint.demo import demo_base
 
     return demo_base()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A running server; who asks for it is skipped where the package is not installed."""
+    try:
+        server = PostgresServer()
+    except LookupError as reason:
+        pytest.skip(str(reason))
+    yield server
+    server.close()

@@ -8,6 +8,7 @@ from ... import __version__
 from .adapters import adapters
 from .doctor import doctor
 from .generate import generate
+from .quantize import quantize
 from .serve import demo, serve
 
 __all__ = ["main"]
@@ -26,5 +27,5 @@ def main() -> None:
     """Serve thousands of LoRA adapters over one quantised LLaMA base."""
 
 
-for command in (demo, serve, adapters, generate, doctor):
+for command in (demo, serve, adapters, generate, quantize, doctor):
     main.add_command(command)

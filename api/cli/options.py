@@ -108,11 +108,15 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
                 type=POSITIVE,
                 help="Tokens of prompt and answer. [default: the model's own]",
             ),
-            setting("--quantize-head", is_flag=True, help="Quantise the head as well."),
+            setting(
+                "--quantize-head",
+                is_flag=True,
+                help="The head in INT8 as well; where it is tied to the embedding, the one table of both.",
+            ),
             setting(
                 "--int8-activations",
                 is_flag=True,
-                help="int8: activations in 8 bits too; faster, less exact.",
+                help="An INT8 base: round the layers' activations to 8 bits too; faster, less exact.",
             ),
             setting(
                 "--kv-cache-dtype",

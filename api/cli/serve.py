@@ -12,8 +12,10 @@ import msgspec
 import rich_click as click
 from click.exceptions import Exit
 
+from ...core.messages import Ready
 from ..config import ServerConfig
 from .failure import REFUSED, USAGE, fail
+from .memory_table import show_memory
 from .options import ServerCommand, server_config, server_options
 from .progress import ProgressBars
 from .values import UNITS
@@ -56,20 +58,19 @@ def demo(**flags: Any) -> None:
     """Serve the demo base (SmolLM2-135M-Instruct, fetched once) with three demo adapters.
 
     `pirate` talks like one, `json` turns a sentence about a person into JSON, `sql` answers in SQL.
+    With --quantization gptq or awq the base is quantised on the first start, which takes some minutes.
     """
     from ...core.checkpoint import CheckpointError
-    from ...core.checkpoint.demo import NAME, demo_base
+    from ...core.checkpoint.demo import NAME, demo_base, quantized_demo_base
 
-    if flags["quantization"] in ("gptq", "awq"):
-        fail(
-            f"--quantization {flags['quantization']}: the demo base cannot be turned into that form yet",
-            USAGE,
-        )
     shipped = {name: str(SHIPPED_ADAPTERS / name) for name in DEMO_ADAPTERS}
     config = server_config(NAME, flags, adapters=shipped, default_roots=(SHIPPED_ADAPTERS, LOCAL_ADAPTERS))
+    config = msgspec.structs.replace(config, served_model_name=config.base_name)  # in every form
     with ProgressBars() as bars:
         try:
-            folder = demo_base(progress=bars)
+            form = flags["quantization"]
+            packed = form in ("gptq", "awq")
+            folder = quantized_demo_base(form, progress=bars) if packed else demo_base(progress=bars)
         except CheckpointError as error:
             fail(str(error), REFUSED)
         _run(config, folder, bars, print_examples)
@@ -84,13 +85,16 @@ def _run(
     """Serve the base in `folder`; `then` is told the settings and the address once it answers."""
     from ..server import run
 
-    def on_ready(config: ServerConfig, url: str) -> None:
+    def on_loaded(ready: Ready) -> None:
         bars.stop()
+        show_memory(ready)
+
+    def on_ready(config: ServerConfig, url: str) -> None:
         if then is not None:
             then(config, url)
 
     config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, model=str(folder)))
-    raise Exit(run(config, on_progress=bars, on_ready=on_ready))
+    raise Exit(run(config, on_progress=bars, on_loaded=on_loaded, on_ready=on_ready))
 
 
 def base_name(model: str) -> str:

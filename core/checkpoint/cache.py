@@ -56,19 +56,27 @@ def make_once(
                 return target
             for stale in parent.glob(f".{name}.tmp-*"):
                 shutil.rmtree(stale, ignore_errors=True)
-            work = Path(tempfile.mkdtemp(prefix=f".{name}.tmp-", dir=parent))
-            try:
-                made = work / "made"
-                made.mkdir()
-                build(made)
-                _flush(made)
-                made.rename(target)
-                _flush_folder(parent)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
+            write_folder(target, build)
     except OSError as error:
         raise CheckpointError(f"cannot write the model cache {parent}: {error}") from error
     return target
+
+
+def write_folder(target: Path, build: Callable[[Path], None]) -> None:
+    """Make `target` by `build(empty folder)`, which works in a hidden sibling that is renamed when complete.
+
+    OSError where it cannot be written, or there is something of that name in the end.
+    """
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp-", dir=target.parent))
+    try:
+        made = work / "made"
+        made.mkdir()
+        build(made)
+        _flush(made)
+        made.rename(target)
+        _flush_folder(target.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 @contextmanager

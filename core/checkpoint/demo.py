@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import tempfile
 import time
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 from .cache import Progress, make_once, silent
 from .errors import CheckpointError
@@ -32,6 +34,45 @@ def demo_base(cache_dir: Path | None = None, progress: Progress = silent) -> Pat
     cannot be reached or hands out something else.
     """
     return make_once(NAME, lambda folder: _make(folder, progress), cache_dir=cache_dir, progress=progress)
+
+
+def quantized_demo_base(
+    method: Literal["gptq", "awq"], cache_dir: Path | None = None, progress: Progress = silent
+) -> Path:
+    """The folder of the demo base in 4 bit; made from `demo_base` on the first call, which takes minutes.
+
+    Safe to interrupt and to call from several processes. Raises `CheckpointError` when that fails.
+    """
+    base = demo_base(cache_dir, progress)
+    return make_once(
+        f"{NAME}-{method}",
+        lambda folder: _quantize(method, base, folder, progress),
+        cache_dir=cache_dir,
+        progress=progress,
+    )
+
+
+def _quantize(method: str, base: Path, folder: Path, progress: Progress) -> None:
+    """In a process of its own, so that this one never loads torch; it ends with this one."""
+    package = __name__.removesuffix(".checkpoint.demo")
+    command = [sys.executable, "-m", f"{package}.quantize", method, str(base), str(folder)]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                progress(*json.loads(line))
+            process.wait()
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            process.stdout.close()
+        if process.returncode != 0:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+            reason = "\n".join(lines[-4:]) or f"the process ended with status {process.returncode}"
+            raise CheckpointError(f"the demo base could not be quantised ({method}):\n{reason}")
 
 
 def _make(folder: Path, progress: Progress) -> None:

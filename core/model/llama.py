@@ -10,7 +10,8 @@ import torch
 from ...kernels.ops import Ops
 from ...kernels.pool import Pool
 from ...lora.base import MODULES
-from ...quant.base import LinearMethod
+from ...quant.base import LinearMethod, Table
+from ..memory import MemoryPart, total
 from .config import ModelConfig
 from .forward_batch import ForwardBatch
 
@@ -60,14 +61,13 @@ class LlamaModel:
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device,
-        embedding: torch.Tensor,
+        embedding: Table,
         layers: Sequence[Layer],
         norm: torch.Tensor,
         head: LinearMethod,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         quantization: str,
         quantization_reason: str,
-        weight_bytes: int,
         notes: Sequence[str],
     ) -> None:
         self.config = config
@@ -75,21 +75,46 @@ class LlamaModel:
         self.dtype = dtype
         self.device = device
         self.embedding = embedding
+        """The head itself where the two are tied."""
         self.layers = tuple(layers)
         self.norm = norm
         self.head = head
         self.cos, self.sin = cos_sin
         self.quantization = quantization
         self.quantization_reason = quantization_reason
-        self.weight_bytes = weight_bytes
         self.notes = tuple(notes)
         """What the user should know of how the checkpoint was read."""
+
+    def parts(self) -> list[MemoryPart]:
+        """What its tensors take, by what they are for. A head that is the embedding is not counted twice."""
+        config, layers, head = self.config, self.layers, self.head
+        table = config.vocab_size * config.hidden_size
+        projections = [
+            p.linear for layer in layers for p in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        ]
+        linears = config.num_layers * sum(rows * columns for rows, columns in config.linear_shapes.values())
+        norms = [self.norm, *(norm for layer in layers for norm in (layer.input_norm, layer.mlp_norm))]
+        parts = [MemoryPart.of_model("projections", sum(p.weight_bytes for p in projections), linears)]
+        if head is self.embedding:
+            parts.append(MemoryPart.of_model("embedding and head", head.weight_bytes, table))
+        else:
+            parts.append(MemoryPart.of_model("embedding", self.embedding.weight_bytes, table))
+            parts.append(MemoryPart.of_model("head", head.weight_bytes, table))
+        parts.append(
+            MemoryPart.of_model("norms", sum(n.nbytes for n in norms), sum(n.numel() for n in norms))
+        )
+        return [*parts, MemoryPart(part="rotary tables", bytes=self.cos.nbytes + self.sin.nbytes)]
+
+    @property
+    def weight_bytes(self) -> int:
+        """All of `parts`."""
+        return total(self.parts())
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, pool: Pool) -> torch.Tensor:
         """Hidden states [T, hidden] after the final norm; the rows' K and V are in the pool afterwards."""
         ops, eps = self.ops, self.config.rms_norm_eps
-        residual = ops.embedding(batch.token_ids, self.embedding, self.dtype)
+        residual = self.embedding.rows(batch.token_ids, self.dtype)
         x = ops.rms_norm(residual, self.layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms)):

@@ -8,13 +8,15 @@ from pathlib import Path
 import torch
 
 from ...kernels.ops import Ops
-from ...quant.base import Expected, LinearMethod, LinearSpec, QuantError, Target, held_dtype
+from ...quant.base import Expected, LinearMethod, LinearSpec, QuantError, Table, Target, sixteen_bits
 from ...quant.detect import Form, Requested, detect
-from ...quant.int8 import Int8Linear, quantize_rows
+from ...quant.int8 import Int8Linear, quantize_named
 from ...quant.none import FloatLinear
 from ...quant.settings import SIDE_FILES
+from ..host_memory import give_back
 from .config import ModelConfig
 from .json_file import ModelError, read_json
+from .linears import layer_linears
 from .llama import DOWN, GATE_UP, OUT, QKV, Layer, LlamaModel, Projection
 from .rope import cos_sin_table
 from .weights import Checkpoint
@@ -40,25 +42,31 @@ def load_model(
     max_positions: int | None = None,
     progress: ProgressReport | None = None,
 ) -> LlamaModel:
-    """Load the weights in `folder` tensor by tensor; memory is that of the result and one group of linears.
+    """Load the weights in `folder` tensor by tensor: memory is that of the result and one tensor of the files.
 
     `dtype` is that of activations and float weights; `max_positions` bounds the rotary table (None: all that
     config.json allows). Raises ModelError, naming tensor or setting, before any weight is read where it can.
     """
-    if int8_activations:
-        raise ModelError("int8 activations are not available; leave out --int8-activations")
     folder = Path(folder)
     checkpoint = Checkpoint.open(folder)
     side_files = {name: read_json(folder / name) for name in SIDE_FILES if (folder / name).is_file()}
     target = Target(ops, dtype, torch.device(device), batch_invariant)
     try:
-        form = detect(quantization, config.quantization_config, checkpoint.dtypes, side_files)
+        form = detect(
+            quantization,
+            config.quantization_config,
+            checkpoint.dtypes,
+            side_files,
+            int8_activations=int8_activations,
+        )
         return _Loader(config, checkpoint, form, target, progress).load(
             quantize_head,
             min(max_positions or config.max_position_embeddings, config.max_position_embeddings),
         )
     except QuantError as error:
         raise ModelError(str(error)) from error
+    finally:
+        give_back()
 
 
 class _Loader:
@@ -77,8 +85,7 @@ class _Loader:
         self.form = form
         self.target = target
         self.progress = progress
-        self.weight_bytes = 0
-        self.notes: list[str] = []
+        self.notes = list(form.notes)
         self.packed_head = form.packs_head(LM_HEAD, checkpoint)
         self.head_spec = LinearSpec(LM_HEAD, config.vocab_size, config.hidden_size, bias=False)
 
@@ -86,16 +93,13 @@ class _Loader:
         config, target = self.config, self.target
         self.checkpoint.check(self._expected(), self.notes)
         self._report(0)
-        embedding = self._table(EMBEDDING)
-        head, shared = self._head(embedding, quantize_head)
-        self.weight_bytes += embedding.nbytes + (0 if shared else head.weight_bytes)
+        embedding, head = self._embedding_and_head(quantize_head)
         layers = []
         for index in range(config.num_layers):
             layers.append(self._layer(index))
             self._report(index + 1)
         norm = self._norm(NORM)
         cos, sin = (t.to(target.device) for t in cos_sin_table(config.rope, config.head_dim, max_positions))
-        self.weight_bytes += cos.nbytes + sin.nbytes
         return LlamaModel(
             config,
             ops=target.ops,
@@ -108,7 +112,6 @@ class _Loader:
             cos_sin=(cos, sin),
             quantization=self.form.name,
             quantization_reason=self.form.reason,
-            weight_bytes=self.weight_bytes,
             notes=self.notes,
         )
 
@@ -127,29 +130,17 @@ class _Loader:
         for index in range(config.num_layers):
             for norm in ("input_layernorm", "post_attention_layernorm"):
                 found[f"model.layers.{index}.{norm}.weight"] = Expected((config.hidden_size,))
-            for spec in self._linears(index).values():
+            for spec in layer_linears(config, index).values():
                 found.update(self.form.expected(spec, self.checkpoint))
         return found
 
-    def _linears(self, index: int) -> dict[str, LinearSpec]:
-        config = self.config
-        biases = dict.fromkeys(("q_proj", "k_proj", "v_proj"), config.attention_bias)
-        biases["o_proj"] = config.attention_output_bias
-        specs = {}
-        for module, (out_features, in_features) in config.linear_shapes.items():
-            part = "self_attn" if module in biases else "mlp"
-            name = f"model.layers.{index}.{part}.{module}"
-            specs[module] = LinearSpec(name, out_features, in_features, biases.get(module, config.mlp_bias))
-        return specs
-
     def _layer(self, index: int) -> Layer:
-        linears = self._linears(index)
+        linears = layer_linears(self.config, index)
         specs = list(linears.values())  # in the order of MODULES
 
         def projection(modules: tuple[int, ...]) -> Projection:
             group = [specs[module] for module in modules]
             linear = self.form.load(self.checkpoint, group, self.target)
-            self.weight_bytes += linear.weight_bytes
             return Projection(linear, modules, [spec.out_features for spec in group])
 
         return Layer(
@@ -162,30 +153,34 @@ class _Loader:
         )
 
     def _norm(self, name: str) -> torch.Tensor:
-        weight = self.checkpoint.read(name).to(self.target.device, self.target.dtype, copy=True)
-        self.weight_bytes += weight.nbytes
-        return weight
+        return self.checkpoint.read(name).to(self.target.device, self.target.dtype, copy=True)
 
-    def _table(self, name: str) -> torch.Tensor:
-        """Embedding or head, [vocab, hidden]: float, whatever form the layers are in."""
-        stored = self.checkpoint.read(name)
-        return stored.to(self.target.device, held_dtype([stored.dtype], self.target.dtype), copy=True)
-
-    def _head(self, embedding: torch.Tensor, quantize: bool) -> tuple[LinearMethod, bool]:
-        """The head, and whether its weight is the embedding's own."""
+    def _embedding_and_head(self, quantize: bool) -> tuple[Table, LinearMethod]:
+        """Both [vocab, hidden]. Where they are tied they are one table, in float or, `quantize`, in INT8."""
         tied = self.config.tie_word_embeddings
         if self.packed_head:
             if tied:
                 self.notes.append(
                     f"{LM_HEAD} is packed and used, although config.json ties it to the embedding"
                 )
-            return self.form.load(self.checkpoint, [self.head_spec], self.target), False
-        if tied and self.checkpoint.dtype(HEAD) is not None:
-            self._compare_tied_head()
-        weight = embedding if tied else self._table(HEAD)
-        if quantize:
-            return Int8Linear(*quantize_rows(weight.cpu()), None, self.target), False
-        return FloatLinear(weight, None, self.target), tied
+            if quantize:
+                self.notes.append(f"--quantize-head changes nothing: {LM_HEAD} is packed in the checkpoint")
+            return self._table(EMBEDDING), self.form.load(self.checkpoint, [self.head_spec], self.target)
+        if tied:
+            if self.checkpoint.dtype(HEAD) is not None:
+                self._compare_tied_head()
+            table = self._int8_table(EMBEDDING) if quantize else self._table(EMBEDDING)
+            return table, table
+        return self._table(EMBEDDING), self._int8_table(HEAD) if quantize else self._table(HEAD)
+
+    def _table(self, name: str) -> FloatLinear:
+        """A table in float, whatever form the layers are in: in 16 bits where these hold its values exactly."""
+        stored = self.checkpoint.read(name)
+        dtype = sixteen_bits(stored) if self.target.dtype == torch.float32 else self.target.dtype
+        return FloatLinear(stored.to(self.target.device, dtype, copy=True), None, self.target)
+
+    def _int8_table(self, name: str) -> Int8Linear:
+        return Int8Linear(*quantize_named(name, self.checkpoint.read(name)), None, self.target)
 
     def _compare_tied_head(self) -> None:
         head, embedding = self.checkpoint.read(HEAD), self.checkpoint.read(EMBEDDING)

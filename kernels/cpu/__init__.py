@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..reference import embedding
 from .attention import paged_attention
 from .linear_w4 import linear_w4
+from .linear_w8a8 import linear_w8a8
 from .linears import linear, linear_int8, linear_invariant
 from .lora import add_lora
 from .norm_rope import add_rms_norm, rms_norm, rope_and_write_kv, silu_mul
@@ -25,6 +26,7 @@ __all__ = [
     "linear_int8",
     "linear_invariant",
     "linear_w4",
+    "linear_w8a8",
     "paged_attention",
     "rms_norm",
     "rope_and_write_kv",

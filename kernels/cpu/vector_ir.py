@@ -38,17 +38,17 @@ def dots(typingctx: Any, out: Any, out_rows: Any, x: Any, x_rows: Any, w: Any, w
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        pointers = _pointers(context, b, signature, args)
+        arrays = pointers(context, b, signature, args)
         x_type, w_type = signature.args[2].dtype, signature.args[4].dtype
-        outs = [b.gep(pointers[0], [offset]) for offset in cgutils.unpack_tuple(b, args[1])]
-        xs = [b.gep(pointers[2], [offset]) for offset in cgutils.unpack_tuple(b, args[3])]
-        ws = [b.gep(pointers[4], [offset]) for offset in cgutils.unpack_tuple(b, args[5])]
+        outs = [b.gep(arrays[0], [offset]) for offset in cgutils.unpack_tuple(b, args[1])]
+        xs = [b.gep(arrays[2], [offset]) for offset in cgutils.unpack_tuple(b, args[3])]
+        ws = [b.gep(arrays[4], [offset]) for offset in cgutils.unpack_tuple(b, args[5])]
         operands = [*outs, *xs, *ws, args[6]]
 
         def define(function: Any) -> None:
             _define_dots(function, len(xs), len(ws), x_type, w_type)
 
-        _call_tile(b, f"heddle.dots.{len(xs)}.{len(ws)}.{x_type}.{w_type}", operands, define)
+        call_tile(b, f"heddle.dots.{len(xs)}.{len(ws)}.{x_type}.{w_type}", operands, define)
         return context.get_dummy_value()
 
     return types.void(out, out_rows, x, x_rows, w, w_rows, k), generate
@@ -77,7 +77,7 @@ def _define_dots(function: Any, rows: int, columns: int, x_type: Any, w_type: An
         step = columns * LANES  # elements of w per round
         behind = b.gep(ws[-1], [b.add(size, b.mul(k, size.type(columns)))])
         for line in range(0, step * w_type.bitwidth // 8, CACHE_LINE):
-            _prefetch(b, b.gep(behind, [size.type(line * 8 // w_type.bitwidth)]))
+            prefetch(b, b.gep(behind, [size.type(line * 8 // w_type.bitwidth)]))
 
     lane_sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(rows * columns)]
     add_products(lane_sums, size.type(0), whole, LANES)
@@ -111,18 +111,18 @@ def add_weighted_rows(
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        pointers = _pointers(context, b, signature, args)
+        arrays = pointers(context, b, signature, args)
         v_type = signature.args[4].dtype
-        outs = [b.gep(pointers[0], [offset]) for offset in cgutils.unpack_tuple(b, args[1])]
-        weights = [b.gep(pointers[2], [offset]) for offset in cgutils.unpack_tuple(b, args[3])]
-        values = b.gep(pointers[4], [args[6]])
+        outs = [b.gep(arrays[0], [offset]) for offset in cgutils.unpack_tuple(b, args[1])]
+        weights = [b.gep(arrays[2], [offset]) for offset in cgutils.unpack_tuple(b, args[3])]
+        values = b.gep(arrays[4], [args[6]])
         starts = cgutils.unpack_tuple(b, args[8])
-        operands = [*outs, *weights, *starts, values, pointers[5], args[7]]
+        operands = [*outs, *weights, *starts, values, arrays[5], args[7]]
 
         def define(function: Any) -> None:
             _define_weighted_rows(function, len(outs), len(starts), v_type)
 
-        _call_tile(b, f"heddle.weighted.{len(outs)}.{len(starts)}.{v_type}", operands, define)
+        call_tile(b, f"heddle.weighted.{len(outs)}.{len(starts)}.{v_type}", operands, define)
         return context.get_dummy_value()
 
     return types.void(out, out_rows, p, p_rows, v, v_rows, v_at, count, columns), generate
@@ -137,7 +137,7 @@ def _define_weighted_rows(function: Any, rows: int, groups: int, v_type: Any) ->
     with cgutils.for_range_slice(b, count.type(0), count, count.type(1), count.type) as (j, _):
         row = b.gep(values, [b.load(b.gep(v_rows, [j]))])
         for line in range(0, groups * LANES * v_type.bitwidth // 8, CACHE_LINE):  # the columns to come
-            _prefetch(b, b.gep(row, [b.add(starts[-1], count.type(LANES + line * 8 // v_type.bitwidth))]))
+            prefetch(b, b.gep(row, [b.add(starts[-1], count.type(LANES + line * 8 // v_type.bitwidth))]))
         factors = [_splat(b, b.load(b.gep(weight, [j]))) for weight in weights]
         for n, start in enumerate(
             starts
@@ -153,7 +153,7 @@ def _define_weighted_rows(function: Any, rows: int, groups: int, v_type: Any) ->
     b.ret_void()
 
 
-def _call_tile(b: Any, name: str, operands: list[Any], define: Callable[[Any], None]) -> None:
+def call_tile(b: Any, name: str, operands: list[Any], define: Callable[[Any], None]) -> None:
     """Call the function of that name, defined once in a module and never inlined: copies only cost compile time."""
     kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
     function = cgutils.get_or_insert_function(b.module, kind, name)
@@ -185,7 +185,7 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
     """array[index] as float32"""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        pointer = _pointers(context, b, signature, args)[0]
+        pointer = pointers(context, b, signature, args)[0]
         return _widened(b, pointer, args[1], signature.args[0].dtype, 1)
 
     return types.float32(array, index), generate
@@ -196,7 +196,7 @@ def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """array[index] = value, rounded to the nearest (ties to even) if the array is of 16 bits"""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        pointer = b.gep(_pointers(context, b, signature, args)[0], [args[1]])
+        pointer = b.gep(pointers(context, b, signature, args)[0], [args[1]])
         dtype, value = signature.args[0].dtype, args[2]
         if dtype == FLOAT16:
             value = b.bitcast(b.fptrunc(value, ir.HalfType()), _I16)
@@ -238,7 +238,7 @@ def _reduction(start: float, combine: Any) -> Any:
     """Code for a reduction of (array, start, count) in eight lanes, then a tree, then the rest one by one."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        pointer = b.gep(_pointers(context, b, signature, args)[0], [args[1]])
+        pointer = b.gep(pointers(context, b, signature, args)[0], [args[1]])
         dtype, count = signature.args[0].dtype, args[2]
         whole = b.and_(count, count.type(-LANES))
 
@@ -254,7 +254,7 @@ def _reduction(start: float, combine: Any) -> Any:
     return generate
 
 
-def _pointers(context: Any, b: Any, signature: Any, args: Any) -> list[Any]:
+def pointers(context: Any, b: Any, signature: Any, args: Any) -> list[Any]:
     """The data pointer of each argument that is an array; None for the others."""
     return [
         context.make_array(kind)(context, b, value).data if isinstance(kind, types.Array) else None
@@ -344,7 +344,7 @@ def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.{suffix}"), [x, y, z])
 
 
-def _prefetch(b: Any, pointer: Any) -> None:
+def prefetch(b: Any, pointer: Any) -> None:
     """Ask for the cache line at `pointer`; never faults, so what lies past an end is harmless."""
     place = b.bitcast(pointer, _I8.as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32])

@@ -266,3 +266,42 @@ def model_folder() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def adapter_folder() -> Callable[..., Path]:
     return make_adapter
+
+
+@pytest.fixture(scope="session")
+def world(model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A base with random weights and adapters on it, saved by transformers and PEFT."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    home = tmp_path_factory.mktemp("world")
+    base = model_folder(home / "base")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=264,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        bos_token_id=256,
+        eos_token_id=257,
+        initializer_range=0.3,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = [257, 258]
+    model.save_pretrained(base)
+    adapters = home / "adapters"
+    for rank, name in ((1, "one"), (5, "five"), (16, "sixteen")):
+        peft = get_peft_model(
+            LlamaForCausalLM.from_pretrained(base),
+            LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["q_proj", "v_proj", "down_proj"]),
+        )
+        for parameter_name, parameter in peft.named_parameters():
+            if "lora_" in parameter_name:
+                torch.nn.init.normal_(parameter, std=0.3)
+        peft.save_pretrained(adapters / name)
+    return {"base": base, "adapters": adapters, "home": home}

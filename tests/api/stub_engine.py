@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from heddle.core.config import EngineConfig
 from heddle.core.errors import EngineFailure
+from heddle.core.memory import MemoryPart, MemoryReport
 from heddle.core.messages import (
     AdapterState,
     EngineError,
@@ -19,6 +21,27 @@ from heddle.core.messages import (
     TokenLogprobs,
 )
 
+MEMORY = MemoryReport(
+    device="cpu",
+    weight_bytes=300,
+    weights=[
+        MemoryPart(part="projections", bytes=101, weights=100, bytes_per_weight=1.01),
+        MemoryPart(part="head", bytes=191, weights=100, bytes_per_weight=1.91),
+        MemoryPart(part="rotary tables", bytes=8),
+    ],
+    pool_bytes=64 * 4096,
+    pool=[MemoryPart(part="free", bytes=64 * 4096, blocks=64)],
+    block_bytes=4096,
+    blocks_total=64,
+    blocks_free=64,
+    blocks_used=0,
+    blocks_cached=0,
+    blocks_adapters=0,
+    table_bytes=7,
+    host=[MemoryPart(part="adapter copies", bytes=0, budget=5000)],
+    process_bytes=1000,
+    process=[MemoryPart(part="weights", bytes=300), MemoryPart(part="not accounted for", bytes=700)],
+)
 END = 257
 """The end token of the tests' tokenizer, which otherwise has one token a byte."""
 
@@ -35,6 +58,7 @@ class StubEngine:
         self.config = config
         self.ready: Ready | None = None
         self.stats = Stats()
+        self.pid = os.getpid()
         self.adapters: dict[str, AdapterState] = {}
         self.paths: dict[str, str] = {}
         self.restarts = 0
@@ -73,7 +97,8 @@ class StubEngine:
             num_blocks=64,
             block_size=16,
             block_bytes=4096,
-            weight_bytes=1,
+            weight_bytes=300,
+            memory=MEMORY,
         )
         return self.ready
 
@@ -173,8 +198,8 @@ class StubEngine:
         self._set(digest, pinned=pinned)
         return self.adapters[digest]
 
-    async def memory(self) -> dict[str, int]:
-        return {"pool_bytes": 1}
+    async def memory(self) -> MemoryReport:
+        return MEMORY
 
     def _set(self, digest: str, **changes: object) -> None:
         state = self.adapters.get(digest) or AdapterState(digest=digest, residency="disk")

@@ -322,7 +322,9 @@ def test_adapters_outlive_a_restart(base, serve, sources, tmp_path):
 
 def test_an_adapter_of_another_base_is_listed_and_never_served(base, model_folder, serve, sources, tmp_path):
     with serve(tmp_path, base, adapter_roots=(sources,)) as server:
-        server.register("a", "a")
+        server.register("a", "a", pinned=True)
+        server.register("a", "b", replace=True)
+        before = server.client.get("/adapters/a/versions").json()["data"]
     other = model_folder(tmp_path / "other", bos=True)
     config = json.loads((other / "config.json").read_text()) | {"vocab_size": 320}
     (other / "config.json").write_text(json.dumps(config))
@@ -332,6 +334,15 @@ def test_an_adapter_of_another_base_is_listed_and_never_served(base, model_folde
         refused(server.complete(adapter="a"), 400, "adapter_invalid")
         assert not server.engine.adapters
         refused(server.client.post("/adapters/a/load"), 400, "adapter_invalid")
+    with serve(tmp_path, base, adapter_roots=()) as server:
+        assert [m["id"] for m in server.client.get("/v1/models").json()["data"]] == ["tiny", "a"]
+        assert server.complete(adapter="a").json()["adapter"] == "a@2"
+        assert server.complete(adapter="a@1").json()["adapter"] == "a@1"
+        after = server.client.get("/adapters/a/versions").json()["data"]
+        for version, was in zip(after, before, strict=True):
+            for field in ("id", "version", "digest", "pinned", "created_at"):
+                assert version[field] == was[field]
+        assert server.engine.adapters[after[1]["digest"]].pinned
 
 
 def test_many_registrations_of_one_name_at_once(own_server):
@@ -368,3 +379,25 @@ def test_vllms_calls(own_server):
     assert post("/v1/unload_lora_adapter", json={"lora_name": "a"}).status_code == 200
     refused(post("/v1/unload_lora_adapter", json={"lora_name": "a"}), 404, "adapter_not_found")
     refused(own_server.complete(model="a"), 404, "model_not_found")
+
+
+def test_the_engines_messages_name_adapters_as_their_callers_do(own_server):
+    digest = own_server.register("a", "a").json()["digest"]
+    own_server.register("b", "b")
+    message = f"adapter {digest[:19]} takes 9 blocks of memory"
+    own_server.engine.refusal = EngineError("capacity_exceeded", message, "prompt")
+    error = own_server.complete(adapter=[{"name": "b"}, {"name": "a"}]).json()["error"]
+    assert (error["message"], error["param"]) == ("adapter a@1 takes 9 blocks of memory", "prompt")
+    own_server.engine.refusal = None
+    own_server.engine.pin_limit = 0
+    message = refused(own_server.client.patch("/adapters/a", json={"pinned": True}), 409, "pin_limit")
+    assert "sha256" not in message
+
+
+def test_a_name_that_was_removed_goes_on_counting_its_versions(own_server):
+    """`a@1` may be written down somewhere: it never comes to mean other weights."""
+    own_server.register("a", "a")
+    assert own_server.client.delete("/adapters/a").status_code == 204
+    assert own_server.register("a", "b").json()["version"] == 2
+    refused(own_server.complete(adapter="a@1"), 404, "model_not_found")
+    assert own_server.complete(adapter="a").json()["adapter"] == "a@2"

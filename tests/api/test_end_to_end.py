@@ -5,135 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-SCRIPT = """
-import sys
-import msgspec
-from heddle.api.server import ServerConfig, run
-
-config = msgspec.json.decode(sys.argv[1], type=ServerConfig, dec_hook=lambda kind, value: kind(value))
-sys.exit(run(config))
-"""
-PROMPT = "The quick brown fox"
-
-
-class Process:
-    """`run` in a process."""
-
-    def __init__(self, **settings: Any) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        engine = {
-            "num_threads": 1,
-            "pool_memory": 8_000_000,
-            "check_invariants": True,
-            **settings.pop("engine"),
-        }
-        config = {"engine": engine, "port": self.port, "log_level": "warning", **settings}
-        self.popen = subprocess.Popen(
-            [sys.executable, "-P", "-c", SCRIPT, json.dumps(config, default=str)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=60)
-
-    def until_ready(self) -> None:
-        assert self.popen.stdout is not None
-        assert self.popen.stdout.readline() == "ready\n"
-
-    def end(self) -> int:
-        self.client.close()
-        self.popen.send_signal(signal.SIGTERM)
-        return self.popen.wait(30)
-
-    def complete(self, **fields: Any) -> httpx.Response:
-        body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 12, **fields}
-        return self.client.post("/v1/completions", json=body)
-
-    def metric(self, name: str) -> float:
-        lines = self.client.get("/metrics").text.splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith(f"heddle_{name} "))
-
-    def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split()
-        (pid,) = [int(child) for child in children]
-        return pid
-
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come true in time"
-            time.sleep(0.05)
-
-    def is_up(self, path: str) -> bool:
-        try:
-            return self.client.get(path).status_code == 200
-        except httpx.TransportError:
-            return False
-
-
-@contextmanager
-def served(**settings: Any) -> Iterator[Process]:
-    process = Process(**settings)
-    try:
-        process.until_ready()
-        yield process
-    finally:
-        if process.popen.poll() is None:
-            process.end()
-
-
-@pytest.fixture(scope="module")
-def world(model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A base with random weights and adapters on it, saved by transformers and PEFT."""
-    home = tmp_path_factory.mktemp("world")
-    base = model_folder(home / "base")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=264,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        bos_token_id=256,
-        eos_token_id=257,
-        initializer_range=0.3,
-    )
-    model = LlamaForCausalLM(config)
-    model.generation_config.eos_token_id = [257, 258]
-    model.save_pretrained(base)
-    adapters = home / "adapters"
-    for rank, name in ((1, "one"), (5, "five"), (16, "sixteen")):
-        peft = get_peft_model(
-            LlamaForCausalLM.from_pretrained(base),
-            LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["q_proj", "v_proj", "down_proj"]),
-        )
-        for parameter_name, parameter in peft.named_parameters():
-            if "lora_" in parameter_name:
-                torch.nn.init.normal_(parameter, std=0.3)
-        peft.save_pretrained(adapters / name)
-    return {"base": base, "adapters": adapters, "home": home}
+from .peft_reference import reference, text_of
+from .server_process import PROMPT, SCRIPT, Process, served
 
 
 @pytest.fixture(scope="module")
@@ -155,27 +41,6 @@ def server(world) -> Iterator[Process]:
 @pytest.fixture(scope="module")
 def client(server: Process) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
-def reference(world, adapter: str | None, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
-    """Greedy tokens and their log-probabilities, by transformers and PEFT."""
-    model = LlamaForCausalLM.from_pretrained(world["base"]).eval()
-    if adapter is not None:
-        model = PeftModel.from_pretrained(model, world["adapters"] / adapter).eval()
-    tokens, logprobs = list(prompt), []
-    with torch.no_grad():
-        for _ in range(count):
-            row = torch.log_softmax(model(torch.tensor([tokens])).logits[0, -1].float(), -1)
-            tokens.append(int(row.argmax()))
-            logprobs.append(float(row.max()))
-            if tokens[-1] in (257, 258):
-                break
-    return tokens[len(prompt) :], logprobs
-
-
-def text_of(tokens: list[int]) -> str:
-    """One token is one byte; others are special and no text."""
-    return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
 
 @pytest.mark.parametrize("adapter", [None, "one", "five", "sixteen"])

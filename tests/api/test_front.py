@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import psutil
 import pytest
 from heddle.api.auth import Authenticator, is_loopback
 from heddle.api.config import ServerConfig
@@ -202,12 +203,32 @@ def test_metrics(server):
         "heddle_blocks_total 0.0",
         "heddle_generated_tokens_total 0.0",
         "heddle_engine_restarts_total 0.0",
+        'heddle_weight_bytes{part="projections"} 101.0',
+        'heddle_bytes_per_weight{part="projections"} 1.01',
+        'heddle_bytes_per_weight{part="head"} 1.91',
+        'heddle_pool_bytes{use="cached"} 0.0',
+        'heddle_host_budget_bytes{part="adapter copies"} 5000.0',
+        "heddle_host_copy_bytes 0.0",
     ):
         assert name in text
+    assert 'heddle_bytes_per_weight{part="rotary tables"}' not in text, "they are no weights"
+    for process in ("server", "engine"):
+        (line,) = [
+            x for x in text.splitlines() if x.startswith(f'heddle_resident_bytes{{process="{process}"}}')
+        ]
+        own = psutil.Process().memory_info().rss
+        assert 0.5 * own < float(line.split()[-1]) < 2 * own, "the stand-in lives in this process"
 
 
 def test_memory(server):
-    assert server.client.get("/admin/memory").json() == {"pool_bytes": 1}
+    report = server.client.get("/admin/memory").json()
+    assert report["weights"][0] == {
+        "part": "projections", "bytes": 101, "weights": 100, "bytes_per_weight": 1.01
+    }  # fmt: skip
+    assert report["host"] == [{"part": "adapter copies", "bytes": 0, "budget": 5000}]
+    for name in ("weight", "pool", "process"):
+        parts = report["weights" if name == "weight" else name]
+        assert sum(part["bytes"] for part in parts) == report[f"{name}_bytes"]
 
 
 def test_an_unforeseen_error_is_a_500_that_tells_nothing(server, monkeypatch):

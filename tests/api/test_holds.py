@@ -14,6 +14,7 @@ def holds() -> Holds:
     store: Any = SimpleNamespace(
         resolve=lambda ref, tenant: SimpleNamespace(digest="d"),
         remove=lambda ref, tenant: SimpleNamespace(unreferenced=["d"]),
+        keep=lambda digest: None,
     )
     return Holds(store)
 

@@ -23,7 +23,7 @@ class Started:
         self.status = 0
         self.config: ServerConfig | None = None
 
-    def run(self, config: ServerConfig, on_progress: Any, on_ready: Any) -> int:
+    def run(self, config: ServerConfig, on_progress: Any, on_loaded: Any, on_ready: Any) -> int:
         self.config = config
         on_progress("loading", 1, 2)
         print("ready", flush=True)
@@ -298,8 +298,14 @@ def test_demo_prints_three_commands_that_can_be_copied(heddle, started, demo_fol
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq"])
-def test_demo_says_which_forms_it_cannot_make(heddle, started, demo_folder, form):
-    assert form in refused(heddle, started, "demo", "--quantization", form)
+def test_demo_serves_the_base_in_the_form_asked_for_under_its_own_name(
+    heddle, started, monkeypatch, tmp_path, form
+):
+    folder = tmp_path / f"{demo.NAME}-{form}"
+    monkeypatch.setattr(demo, "quantized_demo_base", lambda asked, progress: {form: folder}[asked])
+    assert heddle("demo", "--quantization", form).exit_code == 0
+    assert started.config.engine.model == str(folder)
+    assert started.config.base_name == demo.NAME
 
 
 def test_a_failed_download_is_status_1_with_the_reason(heddle, started, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from heddle.core.block_pool import BlockPool
 from heddle.core.messages import AdapterUse, EngineError, Generate, SequenceOutput, TokenLogprobs
 from heddle.core.plan import StepPlan
+from heddle.core.restore_cost import RestoreCost, Way
 from heddle.core.sampling_params import SamplingParams
 from heddle.core.scheduler import Scheduler
 from heddle.lora.residency import Residency
@@ -53,6 +54,8 @@ class FakeEngine:
         max_model_len: int = 1 << 16,
         max_queued: int = 1 << 16,
         prefix_caching: bool = True,
+        swap_slots: int = 0,
+        preemption: Way = "swap",
         patience: int = 8,
         manual_loads: bool = False,
         order: Sequence[int] | None = None,
@@ -81,6 +84,8 @@ class FakeEngine:
             max_model_len=max_model_len,
             max_queued=max_queued,
             eos_token_ids=EOS,
+            restore_cost=RestoreCost(block_bytes=block_size, copy_rate=2.3, row_rate=1.0, way=preemption),
+            swap_slots=swap_slots,
             enable_prefix_caching=prefix_caching,
             patience=patience,
         )
@@ -169,16 +174,19 @@ class FakeEngine:
             self.take(self.scheduler.drain())
             return False
         assert plan.chunks
+        held = set(self.pool.free_blocks())
+        assert held.isdisjoint(block for pair in plan.copies for block in pair)
         assert 0 < plan.num_rows <= self.max_num_batched_tokens
         assert len(plan.chunks) == len({chunk.sequence.key for chunk in plan.chunks}) <= self.max_num_seqs
         self.rows_per_step.append(plan.num_rows)
-        self.device.poison(self.pool.free_blocks())
         if between is not None:
             between(plan)
-        if fail:
+        poison = self.pool.free_blocks()
+        if fail:  # nothing was moved or computed, and memory may hold anything
+            self.device.poison(poison)
             self.take(self.scheduler.fail(plan, "the device failed"))
         else:
-            self.take(self.scheduler.update(plan, self.device.execute(plan)))
+            self.take(self.scheduler.update(plan, self.device.execute(plan, poison)))
         return True
 
     def take(self, outputs: Iterable[SequenceOutput]) -> None:
@@ -229,6 +237,7 @@ class FakeEngine:
         self.scheduler.check_integrity()
         assert not self.scheduler.has_work
         assert self.counts()["used"] == 0
+        assert self.scheduler.stats()["swap_used_bytes"] == 0
         for digest in self.device.files:
             if digest in self.residency._adapters:
                 assert self.residency.state(digest).in_use == 0

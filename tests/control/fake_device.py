@@ -100,6 +100,8 @@ class FakeDevice:
         self.host_loads: list[str] = []
         self.measured: list[str] = []
         self.moves = 0
+        self.host: dict[int, tuple[object, ...]] = {}
+        self.copies = 0
 
     # ---- AdapterMemory; the path of a file is its digest
 
@@ -154,8 +156,23 @@ class FakeDevice:
         count = self.files[digest].rows
         assert self.rows[first_row : first_row + count] == [(digest, row) for row in range(count)]
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def move(self, plan: StepPlan) -> None:
+        """Out, in, copies: the order that a block needs which is copied out and filled again."""
+        assert len({swap.host_slot for swap in plan.swap_out}) == len(plan.swap_out)
+        for swap in plan.swap_out:
+            self.host[swap.host_slot] = tuple(self.kv[swap.block])
+        for swap in plan.swap_in:
+            self.kv[swap.block] = list(self.host[swap.host_slot])
+            self.pages[swap.block] = None
+        for source, target in plan.copies:
+            self.kv[target] = list(self.kv[source])
+            self.pages[target] = None
+        self.copies += len(plan.copies)
+
+    def execute(self, plan: StepPlan, poison: Iterable[int]) -> StepResult:
         size = self.block_size
+        self.move(plan)
+        self.poison(poison)
         states: list[list[int]] = []
         for chunk in plan.chunks:
             sequence = chunk.sequence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from heddle.core.block_pool import BlockPool
+from heddle.core.prefix_index import Content
 
 
 class IdleAdapters:
@@ -31,13 +32,19 @@ class IdleAdapters:
         self.pool.give_back(self.idle.pop(name)[1])
 
 
+def content(name: str, above: str = "", *digests: str) -> Content:
+    """One token, which stands under its own name."""
+    return Content(name.encode(), above.encode(), (ord(name[-1]),), digests)
+
+
 def chain(pool: BlockPool, names: str) -> list[int]:
     """A held table whose blocks are published under these one-letter names, each after the one before."""
     table = pool.reserve((), len(names))
     assert table is not None
     for index, name in enumerate(names):
         parent = table[index - 1] if index else None
-        table[index] = pool.publish(table[index], name.encode(), parent)
+        above = names[index - 1] if index else ""
+        table[index] = pool.publish(table[index], content(name, above), parent)
     return table
 
 
@@ -81,7 +88,7 @@ def test_the_tail_of_one_branch_does_not_take_the_shared_head() -> None:
     first = chain(pool, "ab")
     second = pool.reserve(first[:1], 1)
     assert second is not None
-    second[1] = pool.publish(second[1], b"c", second[0])
+    second[1] = pool.publish(second[1], content("c", "a"), second[0])
     pool.release(first)
     pool.check_integrity([second], [])
     taken = pool.reserve((), 2)  # the free ones; the idle tail b stays
@@ -126,7 +133,7 @@ def test_idle_prefixes_and_idle_adapters_stand_in_one_order(
     adapter_cost: float, uses: int, evicted_first: str
 ) -> None:
     """By cost to restore a block times uses: 10 for the prefix, `adapter_cost` * `uses` for the adapter."""
-    pool = BlockPool(4, prefix_cost=10.0)
+    pool = BlockPool(4, token_cost=10.0)
     adapters = IdleAdapters(pool)
     adapters.add("x", 2, adapter_cost, uses)
     pool.release(chain(pool, "ab"))
@@ -152,7 +159,8 @@ def test_what_is_used_often_stays_but_not_for_ever() -> None:
             break
         seen += 1
         for offset in range(2):
-            pool.publish(table[offset], f"{index}.{offset}".encode(), None)
+            name = f"{index}.{offset}"
+            pool.publish(table[offset], Content(name.encode(), b"", (2 * index + offset,)), None)
         pool.release(table)
     assert 3 <= seen < 40
 

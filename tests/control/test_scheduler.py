@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from heddle.core.messages import EngineError
 from heddle.core.plan import StepPlan, StepResult
 from heddle.core.queue_policy import Fifo
 
@@ -30,8 +31,8 @@ def test_decodes_come_first_and_chunks_of_prompts_fill_the_budget(engine: Any) -
     fake = engine(max_num_batched_tokens=8, block_size=4)
     fake.submit(tokens(3), max_tokens=9, ignore_eos=True)
     assert plans(fake, 1) == [[(0, 3)]]
-    fake.submit(tokens(17), max_tokens=4, ignore_eos=True)
-    fake.submit(tokens(6, start=30), max_tokens=4, ignore_eos=True)
+    fake.submit(tokens(17, start=10), max_tokens=4, ignore_eos=True)
+    fake.submit(tokens(6, start=40), max_tokens=4, ignore_eos=True)
     assert plans(fake, 4) == [
         [(0, 1), (1, 7)],
         [(0, 1), (1, 7)],
@@ -359,10 +360,11 @@ def test_a_row_that_cannot_be_sampled_ends_its_sequence_alone(engine: Any) -> No
     fake = engine()
     keys = [fake.submit(tokens(5), max_tokens=6, ignore_eos=True) for _ in range(2)]
     plan = fake.scheduler.schedule()
-    result = fake.device.execute(plan)
+    result = fake.device.execute(plan, ())
     bad = result.sampled.pop(keys[0])
     assert bad is not None
-    fake.take(fake.scheduler.update(plan, StepResult(result.sampled, errors={keys[0]: "no finite logits"})))
+    error = EngineError("internal_error", "no finite logits")
+    fake.take(fake.scheduler.update(plan, StepResult(result.sampled, errors={keys[0]: error})))
     assert fake.received[keys[0]].error.message == "no finite logits"
     fake.finish()
     fake.check_answer(fake.received[keys[1]])
@@ -375,7 +377,7 @@ def test_a_plan_must_be_answered_before_the_next(engine: Any) -> None:
     plan = fake.scheduler.schedule()
     with pytest.raises(AssertionError):
         fake.scheduler.schedule()
-    fake.take(fake.scheduler.update(plan, fake.device.execute(plan)))
+    fake.take(fake.scheduler.update(plan, fake.device.execute(plan, ())))
     with pytest.raises(AssertionError):
         fake.scheduler.update(plan, StepResult({}))
 
@@ -388,6 +390,6 @@ def test_counters_tell_what_was_done(engine: Any) -> None:
     stats = fake.scheduler.stats()
     assert stats["prompt_tokens"] == 20
     assert stats["generated_tokens"] == 10
-    assert stats["cached_tokens"] == 8
+    assert stats["cached_tokens"] == 9
     assert stats["blocks_total"] == 32 == sum(fake.counts().values())
     assert stats["running"] == stats["waiting"] == stats["preemptions"] == 0

@@ -143,7 +143,7 @@ def test_a_cached_prefix_answers_as_a_cold_one(llm: LLM, prompts: list[list[int]
     prompt = [9, 8, 7, 6] * 8
     for name in (None, "r16"):
         cold, warm = (llm.generate([prompt], SCORED, adapter=name)[0] for _ in range(2))
-        assert (cold.cached_tokens, warm.cached_tokens) == (0, 16), "at least one token is always computed"
+        assert (cold.cached_tokens, warm.cached_tokens) == (0, 31), "at least one token is always computed"
         assert warm.outputs == cold.outputs
 
 

@@ -88,7 +88,7 @@ async def test_answers_adapters_refusals_and_aborts(
         assert (await client.load(digest)).residency == "device"
         assert (await client.pin(digest, True)).pinned
         assert (await client.evict(digest, "disk")).residency == "disk"
-        assert (await client.memory())["pool_bytes"] == 2 << 20
+        assert (await client.memory()).pool_bytes == 2 << 20
         with pytest.raises(EngineFailure) as failure:
             await client.load("sha256:unknown")
         assert failure.value.error.code == "adapter_not_found"

@@ -349,9 +349,28 @@ def test_a_name_gets_other_weights_and_goes(
         llm.remove_adapter("b")
 
 
-def test_memory_says_where_the_bytes_are(llm: LLM, reference: Reference) -> None:
-    data = call(llm._engine, GetMemory(5)).data
-    assert data["pool_bytes"] == 512 * 4096
-    assert sum(int(data[f"blocks_{s}"]) for s in ("free", "used", "cached", "adapters")) == 512  # type: ignore[arg-type]
-    weights = sum(parameter.nbytes for parameter in reference(None).parameters())
-    assert weights <= int(data["weight_bytes"]) <= weights + 256 * 8 * 4, "and the rotary table"  # type: ignore[arg-type]
+def test_memory_says_where_the_bytes_are(llm: LLM, adapters: dict[str, Path], reference: Reference) -> None:
+    llm.load_adapter("m", adapters["r4"])
+    llm.generate([[1, 2, 3] * 8], GREEDY, adapter="m")
+    before = call(llm._engine, GetMemory(5)).memory
+    assert before is not None
+    assert before.pool_bytes == 512 * 4096
+    assert {part.part: part.bytes for part in before.pool}["adapters"] > 0
+    assert {part.part: part.bytes for part in before.pool}["KV cached"] > 0
+    assert {part.part: part.bytes for part in before.host}["adapter copies"] > 0
+    call(llm._engine, PinAdapter(6, llm.adapters["m"], True))
+    report = call(llm._engine, GetMemory(7)).memory
+    assert report is not None
+    pool = {part.part: part.bytes for part in report.pool}
+    assert pool["adapters"] == 0
+    assert pool["pinned adapters"] == {part.part: part.bytes for part in before.pool}["adapters"]
+    for parts, everything in (
+        (report.pool, report.pool_bytes), (report.weights, report.weight_bytes), (report.process, report.process_bytes)
+    ):  # fmt: skip
+        assert sum(part.bytes for part in parts) == everything
+    parameters = {name: parameter.nbytes for name, parameter in reference(None).named_parameters()}
+    weights = {part.part: part.bytes for part in report.weights}
+    assert weights["projections"] == sum(size for name, size in parameters.items() if "_proj" in name)
+    assert weights["norms"] == sum(size for name, size in parameters.items() if "norm" in name)
+    assert sum(weights.values()) - weights["rotary tables"] == sum(parameters.values())
+    llm.remove_adapter("m")

@@ -12,17 +12,22 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from heddle.kernels import cpu, reference
+from heddle.kernels import cpu, reference, triton
 from heddle.kernels.ops import AdapterTables, AttentionBatch, LoraBatch, Ops
 from heddle.kernels.pool import ROW_ALIGN, Pool, PoolLayout
+
+from . import interpreted
+
+interpreted.set_right()
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Largest error, relative to the largest expected value, by the dtype that results are rounded to."""
 
 
-@pytest.fixture(params=["reference", "cpu"])
+@pytest.fixture(params=["reference", "cpu", "triton"])
 def ops(request: pytest.FixtureRequest) -> Ops:
-    return {"reference": reference, "cpu": cpu}[request.param]
+    """Triton's kernels run under its interpreter, as the suite's first conftest asks for."""
+    return {"reference": reference, "cpu": cpu, "triton": triton}[request.param]
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +137,7 @@ def _attention_case(
         cu_seqlens_q=starts,
         context_lens=torch.tensor([before + rows for before, rows in lengths], dtype=torch.int32),
         slot_mapping=torch.tensor(slots, dtype=torch.int64),
+        max_query_len=max((rows for _, rows in lengths), default=0),
     )
     empty = torch.empty(0, heads, head_dim, dtype=dtype)
     empty_kv = torch.empty(0, kv_heads, head_dim, dtype=dtype)

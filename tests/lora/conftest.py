@@ -50,11 +50,30 @@ def qv(_qv: Path, tmp_path: Path) -> AdapterFolder:
     return AdapterFolder(Path(shutil.copytree(_qv, tmp_path / "qv")))
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> str | None:
+    """An empty registry's URL; None: SQLite in the data folder."""
+    return None if request.param == "sqlite" else request.getfixturevalue("postgres").new_database()
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[AdapterStore]:
-    opened = AdapterStore.open(tmp_path / "data", base_of(2), reserved_names=["tiny"], max_rank=64)
-    yield opened
-    opened.close()
+def open_store(database: str | None, tmp_path: Path) -> Iterator[Callable[..., AdapterStore]]:
+    """Opens the same registry again and again, as several server processes would."""
+    opened: list[AdapterStore] = []
+
+    def open_it(base: BaseModel | None = None, **options: Any) -> AdapterStore:
+        store = AdapterStore.open(tmp_path / "data", base or base_of(2), database=database, **options)
+        opened.append(store)
+        return store
+
+    yield open_it
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store: Callable[..., AdapterStore]) -> AdapterStore:
+    return open_store(reserved_names=["tiny"], max_rank=64)
 
 
 @pytest.fixture

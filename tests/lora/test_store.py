@@ -203,15 +203,22 @@ def test_removing_the_current_version_makes_the_highest_left_current(
     refused("adapter_not_found", lambda: store.versions("a"))
 
 
-def test_version_numbers_are_never_given_twice_under_a_living_name(
+def test_version_numbers_are_never_given_twice_also_after_the_name_was_removed(
     store: AdapterStore, folders: list[Path]
 ) -> None:
     store.register(folders[0], name="a")
     store.register(folders[1], name="a", replace=True)
     store.remove("a@2")
     assert store.register(folders[2], name="a", replace=True).record.version == 3
+    store.patch("a", pinned=True, description="of the first")
+    first = store.get("a")
     store.remove("a")
-    assert store.register(folders[0], name="a").record.version == 1
+    again = store.register(folders[0], name="a")
+    assert (again.record.version, again.created, again.replaced) == (4, True, False)
+    assert again.record.id != first.id
+    assert (again.record.pinned, again.record.description) == (False, None)
+    assert [record.version for record in store.versions("a")] == [4]
+    refused("model_not_found", lambda: store.resolve("a@1"))
 
 
 def test_removal_of_unknown_names_and_versions_is_refused(store: AdapterStore, folders: list[Path]) -> None:

@@ -46,12 +46,12 @@ def die(patch: pytest.MonkeyPatch, owner: Any, name: str, before: bool) -> None:
     patch.setattr(owner, name, run)
 
 
-def killed(step: str, data: Path, act: Callable[[AdapterStore], object]) -> bool:
+def killed(step: str, data: Path, database: str | None, act: Callable[[AdapterStore], object]) -> bool:
     """Whether a process that opens the store and acts on it dies at `step`."""
     child = os.fork()
     if child == 0:
         try:
-            store = AdapterStore.open(data, base_of(2))
+            store = AdapterStore.open(data, base_of(2), database=database)
             STEPS[step](pytest.MonkeyPatch())
             act(store)
         finally:
@@ -88,14 +88,14 @@ def check_whole(store: AdapterStore, data: Path) -> None:
     ],
 )
 def test_a_kill_during_registration_leaves_the_whole_adapter_or_none(
-    step: str, registered: bool, folders: list[Path], tmp_path: Path
+    step: str, registered: bool, folders: list[Path], tmp_path: Path, database: str | None
 ) -> None:
     data = tmp_path / "data"
-    first = AdapterStore.open(data, base_of(2))
+    first = AdapterStore.open(data, base_of(2), database=database)
     one = first.register(folders[0], name="a").record
     first.close()
-    assert killed(step, data, lambda store: store.register(folders[1], name="a", replace=True))
-    store = AdapterStore.open(data, base_of(2))
+    assert killed(step, data, database, lambda store: store.register(folders[1], name="a", replace=True))
+    store = AdapterStore.open(data, base_of(2), database=database)
     assert [record.version for record in store.versions("a")] == ([1, 2] if registered else [1])
     assert store.get("a@1").digest == one.digest
     check_whole(store, data)
@@ -114,16 +114,16 @@ def test_a_kill_during_registration_leaves_the_whole_adapter_or_none(
     ],
 )
 def test_a_kill_during_removal_loses_no_file_that_a_version_names(
-    step: str, removed: bool, folders: list[Path], tmp_path: Path
+    step: str, removed: bool, folders: list[Path], tmp_path: Path, database: str | None
 ) -> None:
     data = tmp_path / "data"
-    first = AdapterStore.open(data, base_of(2))
+    first = AdapterStore.open(data, base_of(2), database=database)
     first.register(folders[0], name="a")
     first.register(folders[0], name="same-weights")
     first.register(folders[1], name="a", replace=True)
     first.close()
-    assert killed(step, data, lambda store: store.collect(store.remove("a").unreferenced))
-    store = AdapterStore.open(data, base_of(2))
+    assert killed(step, data, database, lambda store: store.collect(store.remove("a").unreferenced))
+    store = AdapterStore.open(data, base_of(2), database=database)
     names = sorted({record.name for record in store.all_versions()})
     assert names == (["same-weights"] if removed else ["a", "same-weights"])
     check_whole(store, data)

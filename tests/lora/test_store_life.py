@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from heddle.lora.canonical import open_adapter
 from heddle.lora.errors import AdapterCorrupt
-from heddle.lora.schema import Table
 from heddle.lora.store import AdapterStore
 
+from ..postgres_server import PostgresServer
 from .peft_adapters import base_of
-from .store_checks import add_tenant, blob_files, refused
+from .store_checks import add_tenant, blob_files, gone, refused
 
 # ------------------------------------------------------------------ tenants
 
@@ -57,12 +56,12 @@ def test_an_unknown_tenant_can_register_nothing(
 
 
 def test_adapters_of_another_base_are_listed_and_kept_and_never_served(
-    folders: list[Path], tmp_path: Path
+    open_store: Callable[..., AdapterStore], folders: list[Path]
 ) -> None:
-    first = AdapterStore.open(tmp_path / "data", base_of(2, name="llama-a", fingerprint="sha256:a"))
+    first = open_store(base_of(2, name="llama-a", fingerprint="sha256:a"))
     first.register(folders[0], name="a")
     first.close()
-    store = AdapterStore.open(tmp_path / "data", base_of(2, name="llama-b", fingerprint="sha256:b"))
+    store = open_store(base_of(2, name="llama-b", fingerprint="sha256:b"))
     (record,) = store.list()
     assert (record.status, record.base_model) == ("incompatible", "llama-a")
     assert "another base" in refused("adapter_invalid", lambda: store.resolve("a")).message
@@ -71,13 +70,13 @@ def test_adapters_of_another_base_are_listed_and_kept_and_never_served(
     assert store.resolve("a").version == 2
     assert [r.status for r in store.versions("a")] == ["incompatible", "ready"]
     store.close()
-    first = AdapterStore.open(tmp_path / "data", base_of(2, name="llama-a", fingerprint="sha256:a"))
+    first = open_store(base_of(2, name="llama-a", fingerprint="sha256:a"))
     assert first.resolve("a@1").status == "ready"
     first.close()
 
 
 def test_usage_is_visible_at_once_survives_restarts_and_follows_the_version(
-    store: AdapterStore, folders: list[Path], tmp_path: Path
+    store: AdapterStore, open_store: Callable[..., AdapterStore], folders: list[Path]
 ) -> None:
     one = store.register(folders[0], name="a").record
     assert (one.requests, one.last_used_at) == (0, None)
@@ -98,7 +97,7 @@ def test_usage_is_visible_at_once_survives_restarts_and_follows_the_version(
     two = store.register(folders[1], name="a", replace=True).record
     assert two.requests == 0
     store.close()
-    again = AdapterStore.open(tmp_path / "data", base_of(2))
+    again = open_store()
     assert seen(again) == (3, 16, 4)
     last = again.get("a@1").last_used_at
     assert last is not None
@@ -122,14 +121,14 @@ def test_usage_of_a_removed_version_is_dropped_and_never_given_to_another(
 
 
 def test_everything_is_there_after_a_restart(
-    store: AdapterStore, folders: list[Path], tmp_path: Path
+    store: AdapterStore, open_store: Callable[..., AdapterStore], folders: list[Path]
 ) -> None:
     for folder in folders:
         store.register(folder, name="a", replace=True, source="adapters/x")
     store.patch("a", version=2, pinned=True)
     before = store.versions("a")
     store.close()
-    again = AdapterStore.open(tmp_path / "data", base_of(2))
+    again = open_store()
     assert again.versions("a") == before
     assert again.all_versions() == before
     for record in before:
@@ -170,6 +169,7 @@ def test_a_data_folder_may_have_any_name(folders: list[Path], tmp_path: Path) ->
         ({"database": "nonsense"}, "database"),
         ({"database": "nosuchdb://x/y"}, "database"),
         ({"database": "sqlite:////proc/nothing/x.sqlite"}, "database"),
+        ({"database": "postgresql://nobody@/none?host=/nowhere"}, "database"),
         ({"blob_store": "nosuchstore://x/y"}, "blob_store"),
         ({"blob_store": "file:///proc/nothing/x"}, "blob_store"),
     ],
@@ -181,17 +181,26 @@ def test_a_database_or_blob_store_that_cannot_be_used_is_named(
     assert error.param == param
 
 
-def test_the_migrations_make_just_the_tables_of_the_schema(store: AdapterStore, tmp_path: Path) -> None:
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/data/registry.sqlite")
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-    engine.dispose()
+def test_postgresql_without_its_driver_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    error = refused(
+        "invalid_request",
+        lambda: AdapterStore.open(tmp_path, base_of(2), database="postgresql://user@127.0.0.1/heddle"),
+    )
+    assert "heddle-serve[postgresql]" in error.message
 
 
-def test_commits_are_durable_and_references_enforced(store: AdapterStore) -> None:
-    def pragma(name: str) -> object:
-        return store._database.write(lambda session: session.execute(sa.text(f"PRAGMA {name}")).scalar())
-
-    assert pragma("synchronous") == 2
-    assert pragma("foreign_keys") == 1
+def test_a_database_that_goes_away_is_an_outage_and_not_a_fault(
+    postgres: PostgresServer, folders: list[Path], tmp_path: Path
+) -> None:
+    """It is said as such, nothing is lost, and all goes on once it is back."""
+    database = postgres.new_database()
+    store = AdapterStore.open(tmp_path / "data", base_of(2), database=database)
+    store.register(folders[0], name="a")
+    with gone(database):
+        refused("overloaded", lambda: store.get("a"))
+        refused("overloaded", lambda: store.remove("a"))
+    assert store.get("a").version == 1
+    store.close()

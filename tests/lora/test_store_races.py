@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import threading
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -19,40 +17,7 @@ from heddle.lora.errors import AdapterCorrupt, StoreError
 from heddle.lora.records import Registration
 from heddle.lora.store import AdapterStore
 
-from .peft_adapters import AdapterFolder, base_of
-
-POSTGRES = os.environ.get("HEDDLE_TEST_POSTGRES")
-"""SQLAlchemy URL of a database that tests may fill, such as postgresql+psycopg://user@host/name."""
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], AdapterStore]]:
-    """Opens the same registry again and again, as several server processes would."""
-    if request.param == "postgresql" and POSTGRES is None:
-        pytest.skip("HEDDLE_TEST_POSTGRES names no server")
-    database = None
-    if request.param == "postgresql":
-        schema = f"test_{uuid.uuid4().hex}"
-        database = _fresh_schema(str(POSTGRES), schema)
-    opened: list[AdapterStore] = []
-
-    def open_it() -> AdapterStore:
-        opened.append(AdapterStore.open(tmp_path / "data", base_of(2), database=database))
-        return opened[-1]
-
-    yield open_it
-    for store in opened:
-        store.close()
-
-
-def _fresh_schema(url: str, schema: str) -> str:
-    import sqlalchemy as sa
-
-    engine = sa.create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(sa.schema.CreateSchema(schema))
-    engine.dispose()
-    return f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{schema}"
+from .peft_adapters import AdapterFolder
 
 
 @pytest.fixture

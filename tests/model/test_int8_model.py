@@ -121,20 +121,6 @@ def test_a_form_the_checkpoint_is_not_in_is_refused(tiny: Any, tmp_path: Path, m
         tiny.load(tmp_path, quantization=method)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_head_is_quantised_on_request_alone(tiny: Any, tmp_path: Path, backend: str, tied: bool) -> None:
-    reference = tiny.save(tmp_path, tie_word_embeddings=tied)
-    plain = tiny.load(tmp_path, backend)
-    model = tiny.load(tmp_path, backend, quantize_head=True)
-    assert torch.equal(model.embedding, reference.model.embed_tokens.weight)
-    codes, absmax, _ = bitsandbytes.functional.int8_vectorwise_quant(reference.lm_head.weight.data.half())
-    expected = bitsandbytes.functional.int8_vectorwise_dequant(codes, absmax)
-    assert torch.equal(model.head.dequantize(), expected)
-    hidden = torch.randn(3, 32)
-    tiny.close(model.logits(hidden), hidden @ expected.T)
-    tiny.close(plain.logits(hidden), hidden @ reference.lm_head.weight.detach().T)
-
-
 def test_int8_takes_a_quarter_of_the_layers(tiny: Any, tmp_path: Path) -> None:
     tiny.save(tmp_path)
     plain, small = tiny.load(tmp_path), tiny.load(tmp_path, quantization="int8")

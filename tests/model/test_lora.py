@@ -66,8 +66,11 @@ def expected_logits(model: Any, weights: dict[str, float], tokens: list[int]) ->
 class Arena:
     """Adapters written row by row at random aligned places of free pool blocks."""
 
-    def __init__(self, pool: Pool, blocks: list[int], num_layers: int) -> None:
+    def __init__(
+        self, pool: Pool, blocks: list[int], num_layers: int, dtype: torch.dtype = torch.float32
+    ) -> None:
         self.pool = pool
+        self.dtype = dtype
         self.places = [
             (block * pool.layout.block_bytes + offset) // 16
             for block in blocks
@@ -92,12 +95,13 @@ class Arena:
             self.scales[slot, layer, index] = module.scaling[name]
             for row in [*a, *b.T]:
                 place = self.places.pop()
-                self.pool.elements(torch.float32)[place * 4 : place * 4 + len(row)] = row
+                first = place * 16 // self.dtype.itemsize
+                self.pool.elements(self.dtype)[first : first + len(row)] = row.to(self.dtype)
                 self.rows.append(place)
 
     def tables(self) -> AdapterTables:
         rows = torch.tensor(self.rows, dtype=torch.int32)
-        return AdapterTables(self.ranks, self.first_row, self.scales, rows, torch.float32)
+        return AdapterTables(self.ranks, self.first_row, self.scales, rows, self.dtype)
 
 
 def segments(

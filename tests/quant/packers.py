@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+
+SHARED = Path(os.environ.get("HEDDLE_CHECKPOINTS") or Path(__file__).parents[3] / "shared" / "checkpoints")
+"""Layers of the demo base as AutoGPTQ and AutoAWQ wrote them, where they are at hand."""
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """AutoAWQ's gemm layout: nibble i of a word, from the lowest on, holds column AWQ_ORDER[i] of its eight."""

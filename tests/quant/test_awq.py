@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,7 @@ from heddle.quant.packed import PackedLinear
 from heddle.quant.settings import PackedSettings, parse
 from safetensors.torch import load_file
 
-from .packers import Packed, Tensors, awq
-
-GOLDEN = Path(__file__).parents[3] / "shared" / "checkpoints"
-"""Layers as the tools wrote them, with the tools' own results."""
+from .packers import SHARED, Packed, Tensors, awq
 
 
 def settings(**changes: Any) -> PackedSettings:
@@ -144,7 +140,7 @@ def test_groups_that_do_not_divide_the_inputs_are_refused() -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_layer_of_autoawqs_own_gives_its_weights_and_outputs(backend: str) -> None:
-    path = GOLDEN / "autoawq_gemm_g64_k_proj.safetensors"
+    path = SHARED / "autoawq_gemm_g64_k_proj.safetensors"
     if not path.is_file():
         pytest.skip(f"{path.name} is not here")
     stored = load_file(path)

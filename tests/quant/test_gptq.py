@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,7 @@ from heddle.quant.settings import PackedSettings, parse
 from heddle.quant.side_by_side import SideBySide
 from safetensors.torch import load_file
 
-from .packers import Packed, Tensors, gptq, spread
-
-GOLDEN = Path(__file__).parents[3] / "shared" / "checkpoints"
-"""Layers as the tools wrote them, with the tools' own results."""
+from .packers import SHARED, Packed, Tensors, gptq, spread
 
 
 def target(backend: str = "reference") -> Target:
@@ -273,7 +269,7 @@ def test_shapes_that_do_not_fill_words_are_refused() -> None:
 
 
 def golden(name: str, **how: Any) -> tuple[dict[str, torch.Tensor], PackedSettings]:
-    path = GOLDEN / f"autogptq_{name}_k_proj.safetensors"
+    path = SHARED / f"autogptq_{name}_k_proj.safetensors"
     if not path.is_file():
         pytest.skip(f"{path.name} is not here")
     return load_file(path), settings(group_size=64, sym=True, **how)

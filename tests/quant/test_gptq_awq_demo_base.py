@@ -15,9 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ..model.conftest import Bench, close, load, oracle
-from .packers import AWQ_ORDER
+from .packers import AWQ_ORDER, SHARED
 
-GOLDEN = Path(__file__).parents[3] / "shared" / "checkpoints"
 FILES = {
     "gptq": "smollm2-135m-gptq-g64-actorder.layers.safetensors",
     "awq": "smollm2-135m-awq-g64.layers.safetensors",
@@ -25,7 +24,7 @@ FILES = {
 PROMPT = [1, 4093, 198, 504, 3575, 282, 4649, 314, 1027, 30, 28, 2090, 19, 5]
 
 pytestmark = pytest.mark.skipif(
-    not all((GOLDEN / name).is_file() for name in FILES.values()), reason="the tools' layers are not here"
+    not all((SHARED / name).is_file() for name in FILES.values()), reason="the tools' layers are not here"
 )
 
 
@@ -54,8 +53,8 @@ def packed(
 ) -> tuple[str, Path, Any]:
     """Method, folder, and transformers' float32 model with the layers' dequantised weights."""
     method = str(request.param)
-    layers = load_file(GOLDEN / FILES[method])
-    with safe_open(GOLDEN / FILES[method], framework="pt") as file:
+    layers = load_file(SHARED / FILES[method])
+    with safe_open(SHARED / FILES[method], framework="pt") as file:
         said = file.metadata()
     folder = tmp_path_factory.mktemp(method)
     for path in demo_base.iterdir():

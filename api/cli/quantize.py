@@ -1,0 +1,84 @@
+"""`heddle quantize`: a float model turned into INT8, GPTQ or AWQ files, on this machine."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from .failure import REFUSED, USAGE, fail
+from .progress import ProgressBars
+from .render import size
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--method",
+    type=click.Choice(["int8", "gptq", "awq"]),
+    required=True,
+    help="int8: LLM.int8()'s rows, as bitsandbytes; gptq, awq: 4 bit in groups, measured on a text.",
+)
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), required=True, help="A folder that is not there yet."
+)
+@click.option("--bits", type=int, help="gptq: 4 or 8. [default: 8 for int8, else 4]")
+@click.option(
+    "--group-size",
+    type=int,
+    help="Weights of a row that share a scale; -1: all. [default: the first of 128, 64, 32 that fits]",
+)
+@click.option(
+    "--desc-act/--no-desc-act",
+    default=False,
+    show_default=True,
+    help="gptq: begin with the inputs that are largest (act-order); more exact, slower to serve.",
+)
+@click.option(
+    "--sym/--no-sym", default=True, show_default=True, help="gptq: zero in the middle of each range."
+)
+@click.option(
+    "--damp",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="gptq: added to the diagonal of what is inverted, as a share of its mean.",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="A text like that which will be served. [default: the package's own]",
+)
+@click.option("--samples", type=int, help="Pieces of it, at most. [default: 128 for gptq, 32 for awq]")
+@click.option("--sample-tokens", type=int, default=256, show_default=True, help="Tokens in a piece.")
+def quantize(model: str, method: str, output: Path, **flags: Any) -> None:
+    """Quantise MODEL, a float model, into the folder OUTPUT.
+
+    MODEL is a local folder, a .gguf file or a hub name. What is written is served by `heddle serve OUTPUT`, and
+    loaded by AutoGPTQ, AutoAWQ or transformers with bitsandbytes, and by vLLM.
+    """
+    from ...core.checkpoint import CheckpointError, resolve
+    from ...core.model.config import ModelError
+    from ...core.quantize.settings import QuantizeSettings
+
+    settings = QuantizeSettings(method=method, **flags)  # type: ignore[arg-type]
+    with ProgressBars() as bars:
+        try:
+            folder = resolve(model, progress=bars)
+        except CheckpointError as error:
+            fail(str(error), USAGE)
+        # By name: this process serves nothing and may load torch; no other part of the api folder may.
+        driver = importlib.import_module(f"{__name__.partition('.')[0]}.core.quantize.driver")
+        try:
+            driver.quantize(folder, output, settings, bars)
+        except ModelError as error:
+            fail(str(error), USAGE)
+        except CheckpointError as error:
+            fail(str(error), REFUSED)
+    click.echo(f"{output}: {size(_weights(output))}, from {size(_weights(folder))}")
+
+
+def _weights(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -1,0 +1,187 @@
+"""Keeps the engine's adapters in step with the registry, whichever server changed it.
+
+Every call that reaches the engine goes through here, so that its refusals name adapters as their callers do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from ..core.client import EngineClient
+from ..core.errors import EngineFailure
+from ..core.messages import AdapterState
+from ..lora.adapter_entry import short
+from ..lora.errors import AdapterCorrupt, StoreError
+from ..lora.records import AdapterRecord
+from ..lora.store import AdapterStore
+from .errors import ApiError
+from .holds import Holds
+from .workers import Workers
+
+logger = structlog.get_logger(__name__)
+
+FOLLOW_SECONDS = 0.25
+"""How often the registry is asked whether anyone changed it: within twice this, every server knows."""
+
+
+def named(message: str, records: Iterable[AdapterRecord]) -> str:
+    """The message with digests replaced by what the caller knows these adapters as."""
+    for record in records:
+        message = message.replace(record.digest, record.reference).replace(
+            short(record.digest), record.reference
+        )
+    return message
+
+
+class EngineAdapters:
+    """What the engine knows, pins and forgets. Belongs to the event loop."""
+
+    def __init__(self, store: AdapterStore, engine: EngineClient, workers: Workers, holds: Holds) -> None:
+        self._store = store
+        self._engine = engine
+        self._workers = workers
+        self._holds = holds
+        self._pinning = asyncio.Lock()
+        """Held from reading the registry's pins until the engine has them."""
+        self._lost: dict[str, str] = {}
+        """Digests whose file could not be had, with the reason."""
+
+    def state(self, digest: str) -> AdapterState:
+        """Where it is now, as far as anyone knows."""
+        state = self._engine.adapters.get(digest)
+        if state is None:
+            state = AdapterState(digest=digest, residency="disk", error=self._lost.get(digest))
+        return state
+
+    # ---------------------------------------------------------------- one adapter
+
+    async def know(self, record: AdapterRecord) -> None:
+        """The engine must have heard of a digest, and have no failed load of it, before it can use it."""
+        if record.status == "incompatible":
+            message = f"adapter {record.reference} was made for another base ({record.base_model})"
+            raise ApiError("adapter_invalid", message)
+        state = self._engine.adapters.get(record.digest)
+        if state is not None and state.error is None:
+            return
+        try:
+            path = await self._workers.files(self._store.path, record.digest)
+        except AdapterCorrupt as error:
+            self._lost[record.digest] = str(error)
+            raise ApiError("adapter_failed", named(str(error), [record])) from error
+        self._lost.pop(record.digest, None)
+        await self._engine.know(record.digest, str(path), pinned=record.pinned)
+
+    async def load(self, record: AdapterRecord) -> None:
+        with _naming(record):
+            await self.know(record)
+            await self._engine.load(record.digest)
+
+    async def preload(self, record: AdapterRecord) -> None:
+        """Load it, or leave a note in the log."""
+        try:
+            await self.load(record)
+        except (EngineFailure, ApiError) as error:
+            logger.warning("adapter not preloaded", adapter=record.reference, reason=str(error))
+
+    async def evict(self, record: AdapterRecord, to: Literal["host", "disk"]) -> None:
+        with _naming(record):
+            await self.know(record)
+            await self._engine.evict(record.digest, to)
+
+    async def free(self) -> None:
+        """Let go of what was removed and is not held. Engine first, then the disk: nothing may need a file
+        that is gone."""
+        digests = self._holds.freeable()
+        for digest in digests:
+            self._lost.pop(digest, None)
+            await self._engine.forget(digest)
+        if digests:
+            await self._workers.registry(self._store.collect, digests)
+
+    # ---------------------------------------------------------------- pins
+
+    async def pin_new(self, record: AdapterRecord) -> None:
+        """Pin a name's new version in the engine before the registry says so. Raises `pin_limit`."""
+        async with self._pinning:
+            with _naming(record):
+                await self.know(record)
+                await self._sync_pins(but=record.digest)  # a replaced version gives its pin back first
+                await self._engine.pin(record.digest, True)
+
+    async def move_pin(self, record: AdapterRecord, instead_of: AdapterRecord) -> None:
+        """Move a name's pin to `record`. Raises `pin_limit`, and then it stays where it was."""
+        async with self._pinning:
+            with _naming(record, instead_of):
+                await self.know(record)
+                moves = instead_of.pinned and instead_of.digest != record.digest
+                if moves:
+                    await self._engine.pin(instead_of.digest, False)
+                try:
+                    await self._engine.pin(record.digest, True)
+                except EngineFailure:
+                    if moves:
+                        await self._engine.pin(instead_of.digest, True)
+                    raise
+
+    async def sync_pins(self) -> None:
+        """Make the engine's pins those of the registry: a digest is pinned while any name pins it."""
+        async with self._pinning:
+            await self._sync_pins()
+
+    async def _sync_pins(self, but: str | None = None) -> None:
+        records = await self._workers.registry(self._store.pinned)
+        wanted = {record.digest: record for record in records if record.digest != but}
+        for digest, state in list(self._engine.adapters.items()):
+            if state.pinned and digest not in wanted and digest != but:
+                await self._try_pin(digest, False, digest)
+        for digest, record in wanted.items():
+            if not self.state(digest).pinned:
+                try:
+                    await self.know(record)
+                except ApiError as error:
+                    logger.warning("pin not changed", adapter=record.reference, reason=str(error))
+                else:
+                    await self._try_pin(digest, True, record.reference)
+
+    async def _try_pin(self, digest: str, pinned: bool, name: str) -> None:
+        try:
+            await self._engine.pin(digest, pinned)
+        except EngineFailure as error:
+            logger.warning("pin not changed", adapter=name, pinned=pinned, reason=str(error))
+
+    # ---------------------------------------------------------------- other servers
+
+    async def follow(self) -> None:
+        """Take over what other servers of this registry change, until cancelled.
+
+        New versions need nothing: every request asks the registry. Pins are set here too, and what was removed
+        is let go of.
+        """
+        seen = await self._workers.registry(self._store.revision)
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            try:
+                revision = await self._workers.registry(self._store.revision)
+                if revision != seen:
+                    await self.sync_pins()
+                    known = list(self._engine.adapters)
+                    await self._workers.registry(self._holds.removed_elsewhere, known)
+                    await self.free()
+                    seen = revision
+            except (SQLAlchemyError, StoreError) as error:  # the next round tries again
+                logger.warning("the registry's changes are not known", reason=str(error))
+
+
+@contextmanager
+def _naming(*records: AdapterRecord) -> Iterator[None]:
+    try:
+        yield
+    except EngineFailure as failure:
+        error = failure.error
+        raise ApiError(error.code, named(error.message, records), error.param) from failure

@@ -1,0 +1,1 @@
+"""Writing quantised checkpoints: calibration, the layer-by-layer driver, the files."""

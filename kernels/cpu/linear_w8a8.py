@@ -1,0 +1,190 @@
+"""Linear layers with weights and activations in int8: each row of activations has its own scale and outliers.
+
+Two passes. First every row becomes codes, a scale and a list of outliers. Then whoever has some columns of the output
+multiplies codes by weights (integers, exact in any order) and adds each row's outliers in the order of their columns.
+No row's result depends on another; what rows share is the work of widening weights.
+
+The weights stay the int8 that `linear_int8` reads and are widened in registers, for two rows of codes at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..ops import W8A8_MAX_K, W8A8_SMALLEST
+from .arrays import address, array_at, dense
+from .compiled import compiled, inner
+from .integer_dots import integer_dots
+from .products import STRIP
+from .team import TEAM, share
+from .vector_ir import LANES, add_weighted_rows
+
+CACHED_CODES = 65536
+"""Codes worked on together (128 KiB: a share of the second-level cache)."""
+PART_PRODUCTS = 300_000
+"""Products in one part of the second pass: about 5 microseconds of one core."""
+PART_VALUES = 16384
+"""Activations in one part of the first pass: about as long."""
+ROUND = np.float32(1.5 * 2**23)
+"""Added and taken away again, it rounds a float32 of up to 2^22 to the nearest integer, ties to even."""
+MAGNITUDE = np.int32(0x7FFFFFFF)
+"""A float32's bits but the sign: as integers in the order of the magnitudes, then infinity, then NaN."""
+
+
+@inner
+def _quantize(part, parts, codes, scales, values, places, counts, x, limit):  # type: ignore[no-untyped-def]
+    """One part of the rows of x as codes, scales and outliers: what is not below `limit`, a magnitude's bits.
+
+    The first counts[t] of values[t] and places[t] are row t's outliers and their columns, in order.
+    """
+    rows, k = x.shape
+    bits, scale_bits = x.view(np.int32), scales.view(np.int32)
+    for t in range(rows * part // parts, rows * (part + 1) // parts):
+        row, row_bits, row_codes = x[t], bits[t], codes[t]
+        largest, count = np.int32(0), 0
+        for j in range(k):
+            magnitude = np.int32(row_bits[j] & MAGNITUDE)
+            largest = max(largest, magnitude if magnitude < limit else np.int32(0))
+            count += magnitude >= limit
+        scale_bits[t], counts[t] = largest, count
+        factor = np.float32(127) / scales[t] if scales[t] > W8A8_SMALLEST else np.float32(0)
+        scales[t] /= np.float32(127)
+        for j in range(k):
+            rounded = np.float32(np.float32(row[j] * factor) + ROUND) - ROUND
+            magnitude = np.int32(row_bits[j] & MAGNITUDE)
+            row_codes[j] = np.int16(np.int32(rounded)) if magnitude < limit else np.int16(0)
+        found = 0
+        for j in range(k if count else 0):
+            if np.int32(row_bits[j] & MAGNITUDE) >= limit:
+                values[t, found], places[t, found] = row[j], j
+                found += 1
+
+
+@inner
+def _number_columns(places, counts, k):  # type: ignore[no-untyped-def]
+    """The columns that are an outlier in some row; from here on `places` tells where in a table of strips they lie."""
+    numbers, columns = np.full(k, -1, np.int64), np.empty(k, np.int64)
+    found = 0
+    for t in range(counts.size):
+        for i in range(counts[t]):
+            j = places[t, i]
+            if numbers[j] < 0:
+                numbers[j], columns[found] = found, j
+                found += 1
+            places[t, i] = numbers[j] * STRIP
+    return columns[:found]
+
+
+@inner
+def _code_products(sums, first, last, codes, w, n, width, k):  # type: ignore[no-untyped-def]
+    """sums[(t - first) * STRIP + i] = codes of row t . row n + i of w, for t from `first` to `last` and i < width."""
+    t = first
+    while t < last:
+        pair = last - t >= 2
+        s0, x0, i = (t - first) * STRIP, t * k, 0
+        s1, x1 = s0 + STRIP, x0 + k
+        while pair and i + 4 <= width:
+            w0 = (n + i) * k
+            integer_dots(sums, (s0 + i, s1 + i), codes, (x0, x1), w, (w0, w0 + k, w0 + 2 * k, w0 + 3 * k), k)
+            i += 4
+        while not pair and i + 8 <= width:
+            w0, w4 = (n + i) * k, (n + i + 4) * k
+            low, high = (w0, w0 + k, w0 + 2 * k, w0 + 3 * k), (w4, w4 + k, w4 + 2 * k, w4 + 3 * k)
+            integer_dots(sums, (s0 + i,), codes, (x0,), w, low + high, k)
+            i += 8
+        while i < width:
+            integer_dots(sums, (s0 + i,), codes, (x0,), w, ((n + i) * k,), k)
+            if pair:
+                integer_dots(sums, (s1 + i,), codes, (x1,), w, ((n + i) * k,), k)
+            i += 1
+        t += 2 if pair else 1
+
+
+@inner
+def _widen_columns(table, columns, w, n, width, k):  # type: ignore[no-untyped-def]
+    """table[c * STRIP + i] = w[n + i, columns[c]], zeros from i = width on."""
+    table[:] = np.float32(0)
+    for c in range(columns.size):
+        for i in range(width):
+            table[c * STRIP + i] = np.float32(w[(n + i) * k + columns[c]])
+
+
+@inner
+def _finish(row, sums, row_scale, deltas, scale, bias):  # type: ignore[no-untyped-def]
+    """row[i] = (sums[i] * row_scale + deltas[i]) * scale[i] + bias[i]; without a bias where that is empty."""
+    for i in range(row.size):
+        row[i] = (np.float32(sums[i]) * row_scale + deltas[i]) * scale[i]
+    if bias.size:
+        for i in range(row.size):
+            row[i] += bias[i]
+
+
+@inner
+def _columns(  # type: ignore[no-untyped-def]
+    part, parts, out, codes, row_scales, values, places, counts, outlier_columns, w, scale, bias, k
+):  # fmt: skip
+    """One part of the columns of out [rows, size]; `codes` [rows * k] and `w` [size * k] are flat."""
+    rows, size = out.shape
+    strips = (size + STRIP - 1) // STRIP
+    begin, end = strips * part // parts * STRIP, min(strips * (part + 1) // parts * STRIP, size)
+    block = max(2, CACHED_CODES // k // 2 * 2)
+    sums = np.empty(min(block, rows) * STRIP, np.int32)
+    table, deltas = np.empty(outlier_columns.size * STRIP, np.float32), np.zeros(STRIP, np.float32)
+    flat = values.reshape(values.size)
+    for first in range(0, rows, block):
+        last = min(first + block, rows)
+        for n in range(begin, end, STRIP):
+            width = min(STRIP, end - n)
+            _code_products(sums, first, last, codes, w, n, width, k)
+            _widen_columns(table, outlier_columns, w, n, width, k)
+            for t in range(first, last):
+                deltas[:] = np.float32(0)
+                if counts[t]:
+                    add_weighted_rows(
+                        deltas, (0,), flat, (t * k,), table, places[t], 0, counts[t], (0, LANES, 2 * LANES)
+                    )
+                row, place = out[t, n : n + width], (t - first) * STRIP
+                _finish(row, sums[place : place + width], row_scales[t], deltas, scale[n:end], bias[n:end])
+
+
+@compiled
+def _product(words, out_at, x_at, rows, w_at, size, scale_at, bias_at, limit, k):  # type: ignore[no-untyped-def]
+    real = np.float32(0)
+    x, w = array_at(x_at, real, (rows, k)), array_at(w_at, np.int8(0), (size * k,))
+    codes, row_scales = np.empty((rows, k), np.int16), np.empty(rows, np.float32)
+    values, places, counts = (
+        np.empty((rows, k), np.float32),
+        np.empty((rows, k), np.int64),
+        np.empty(rows, np.int64),
+    )
+    parts = max(1, min(rows, rows * k // PART_VALUES))
+    share(words, parts, _quantize, (codes, row_scales, values, places, counts, x, np.int32(limit)))
+    outlier_columns = _number_columns(places, counts, k)
+    parts = max(1, min(rows * size * k // PART_PRODUCTS, size // STRIP))
+    share(
+        words, parts, _columns,
+        (
+            array_at(out_at, real, (rows, size)), codes.reshape(rows * k), row_scales, values, places, counts,
+            outlier_columns, w, array_at(scale_at, real, (size,)),
+            array_at(bias_at, real, (size if bias_at else 0,)), k,
+        ),
+    )  # fmt: skip
+
+
+def linear_w8a8(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, threshold: float
+) -> torch.Tensor:
+    """y[t, n] = scale[n] * (s[t] * sum_k codes[t, k] * weight[n, k] + sum_j x[t, j] * weight[n, j]) + bias[n]"""
+    rows, k = x.shape
+    size = weight.shape[0]
+    assert k <= W8A8_MAX_K
+    out = torch.empty((rows, size), dtype=torch.float32)
+    if rows and size:
+        values, scale, bias = dense(x), dense(scale), None if bias is None else dense(bias)
+        limit = np.float32(threshold or np.inf)
+        _product(
+            TEAM.words, out.data_ptr(), values.data_ptr(), rows, weight.data_ptr(), size, scale.data_ptr(),
+            address(bias), int(limit.view(np.int32)), k,
+        )  # fmt: skip
+    return out if x.dtype is torch.float32 else out.to(x.dtype)

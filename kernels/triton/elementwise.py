@@ -1,0 +1,175 @@
+"""What happens to each row on its own: norms, rotation with the cache write, gated activation, embedding.
+
+One launch each; every value is read once and written once. A row's sums are made in one program, by a reduction whose
+tree is of the row's length alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..pool import Pool
+from .launch import cdiv, launch, next_power_of_2
+
+COLUMNS = 1024
+"""Of one program of `silu_mul` and `embedding`."""
+WIDE_ROW = 2048
+"""Rows of more values are normed by 8 warps instead of 4."""
+
+
+@triton.jit
+def _rms_norm(  # type: ignore[no-untyped-def]
+    x, residual, weight, out, width, x_stride, residual_stride, eps, BLOCK: tl.constexpr
+):
+    """One row a program, held in registers; where `residual` is given, x + residual is normed and stored there."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        place = residual + row * residual_stride + column
+        total = value + tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        rounded = total.to(out.dtype.element_ty)
+        tl.store(place, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, value * scale * gain, mask=inside)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """y = x / sqrt(mean(x^2) + eps) * weight"""
+    return _norm(x, None, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """r = x + residual, written into `residual`; y = r / sqrt(mean(r^2) + eps) * weight"""
+    return _norm(x, residual, weight, eps), residual
+
+
+def _norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    rows, width = x.shape
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    if rows:
+        launch(
+            _rms_norm, (rows,),
+            x, residual, weight, out, width, x.stride(0), 0 if residual is None else residual.stride(0), eps,
+            BLOCK=next_power_of_2(width), num_warps=4 if width <= WIDE_ROW else 8,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _rotate(source, target, cos, sin, mask, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The halves (a, b) of each head: (a * cos - b * sin, b * cos + a * sin)"""
+    a = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(source + D // 2, mask=mask, other=0.0).to(tl.float32)
+    tl.store(target, a * cos - b * sin, mask=mask)
+    tl.store(target + D // 2, b * cos + a * sin, mask=mask)
+
+
+@triton.jit(do_not_specialize=["layer_start"])
+def _rope_and_write(  # type: ignore[no-untyped-def]
+    q, k, v, out, positions, cos_table, sin_table, pool, slot_mapping, q_stride, k_stride, v_stride,
+    layer_start, block_stride,
+    H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_HK: tl.constexpr, PAD_HALF: tl.constexpr,
+):  # fmt: skip
+    """Program (t, 0) rotates the query heads of row t, program (t, 1) rotates its keys and stores them and its values."""
+    row = tl.program_id(0).to(tl.int64)
+    half = tl.arange(0, PAD_HALF)[None, :]
+    inside = half < D // 2
+    angle = tl.load(positions + row) * (D // 2) + half
+    cos = tl.load(cos_table + angle, mask=inside, other=0.0)
+    sin = tl.load(sin_table + angle, mask=inside, other=0.0)
+    if tl.program_id(1) == 0:
+        head = tl.arange(0, PAD_H)[:, None]
+        source, target = q + row * q_stride + head * D + half, out + (row * H + head) * D + half
+        _rotate(source, target, cos, sin, (head < H) & inside, D)
+    else:
+        head = tl.arange(0, PAD_HK)[:, None]
+        mask = (head < HK) & inside
+        slot = tl.load(slot_mapping + row)
+        place = slot // BLOCK_SIZE * block_stride + layer_start + slot % BLOCK_SIZE * D
+        key = pool + place + head * (BLOCK_SIZE * D) + half
+        _rotate(k + row * k_stride + head * D + half, key, cos, sin, mask, D)
+        value = key + HK * BLOCK_SIZE * D
+        source = v + row * v_stride + head * D + half
+        tl.store(value, tl.load(source, mask=mask, other=0.0).to(tl.float32), mask=mask)
+        tl.store(value + D // 2, tl.load(source + D // 2, mask=mask, other=0.0).to(tl.float32), mask=mask)
+
+
+def rope_and_write_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    pool: Pool,
+    layer: int,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """halves (a, b) of each head of q and k -> (a * cos - b * sin, b * cos + a * sin); k and v -> pool"""
+    tokens, heads, dim = q.shape
+    kv_heads, layout = k.shape[1], pool.layout
+    width = layout.kv_dtype.itemsize
+    out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    if tokens:
+        launch(
+            _rope_and_write, (tokens, 2),
+            q, k, v, out, positions, cos, sin, pool.elements(layout.kv_dtype), slot_mapping,
+            q.stride(0), k.stride(0), v.stride(0), layer * layout.layer_bytes // width, layout.block_bytes // width,
+            H=heads, HK=kv_heads, D=dim, BLOCK_SIZE=layout.block_size,
+            PAD_H=next_power_of_2(heads), PAD_HK=next_power_of_2(kv_heads), PAD_HALF=next_power_of_2(dim // 2),
+            num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _silu_mul(gate_up, out, width, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, gate / (1.0 + tl.exp(-gate)) * up, mask=inside)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """y = g / (1 + exp(-g)) * u for the halves g, u of each row"""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    if rows:
+        launch(
+            _silu_mul, (rows, cdiv(width, COLUMNS)),
+            gate_up, out, width, gate_up.stride(0), BLOCK=COLUMNS, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _embedding(token_ids, weight, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(weight + tl.load(token_ids + row) * width + column, mask=inside, other=0.0)
+    tl.store(out + row * width + column, value.to(tl.float32), mask=inside)
+
+
+def embedding(token_ids: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """y[t] = weight[token_ids[t]]"""
+    rows, width = token_ids.shape[0], weight.shape[1]
+    out = torch.empty((rows, width), dtype=dtype, device=weight.device)
+    if rows:
+        launch(
+            _embedding, (rows, cdiv(width, COLUMNS)), token_ids, weight, out, width, BLOCK=COLUMNS, num_warps=4
+        )
+    return out

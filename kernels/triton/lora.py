@@ -1,0 +1,193 @@
+"""The adapters' deltas: shrink (rank sums over K) and expand (into the columns), over segments of rows by adapter.
+
+A and B are read where they lie, row by row through the tables: nothing is gathered or padded in memory. A program
+covers up to BLOCK_M rows of one segment for one module and walks that module's true rank in tiles of BLOCK_R. Rows
+without an adapter are in no segment; an adapter that leaves the module alone ends its programs before any load.
+
+**Order of sums.** Along K in steps of BLOCK_K within parts of PART values, each from zero; then the parts in order; then
+along the rank in steps of BLOCK_R: all fixed by K and the rank. With few pairs each part is a program of its own and
+expand adds the parts; with many one program walks all parts and adds them itself. A row with several adapters is in one
+segment of each *round*, and rounds are launches of their own: deltas are added in the request's order, without atomics.
+
+Sources: Punica (Chen et al. 2023, arXiv 2310.18547) and S-LoRA (Sheng et al. 2023, arXiv 2311.03285).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from ..ops import LoraBatch
+from ..pool import ROW_ALIGN, Pool
+from .launch import cdiv, launch
+
+BLOCK_M = 16
+BLOCK_R = 16
+BLOCK_K = 128
+BLOCK_N = 128
+PART = 512
+"""Values of K that are summed together."""
+FEW_PAIRS = 128
+"""Up to so many pairs, parts are programs of their own: 8 tiles of rows alone would leave a large chip idle."""
+WARPS, STAGES = 4, 4
+
+
+@triton.jit
+def _entry(slots, segment, layer, num_layers, which, MODULES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the tables [slots, layers, 7] speak of the segment's adapter in the which-th of MODULES."""
+    module = tl.full((), MODULES[0], tl.int32)
+    for i in tl.static_range(1, len(MODULES)):
+        module = tl.where(which == i, MODULES[i], module)
+    return (tl.load(slots + segment) * num_layers + layer) * 7 + module
+
+
+@triton.jit(do_not_specialize=["first_segment", "layer", "num_pairs"])
+def _shrink(  # type: ignore[no-untyped-def]
+    x, pool, ranks, first_rows, rows, pair_rows, starts, slots, sums,
+    x_stride, K, first_segment, layer, num_layers, num_pairs, width,
+    SPLIT: tl.constexpr, MODULES: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, PART: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """sums[part, module, pair, r] = sum over the part's k of x[row of pair, k] * A[r, k]; not split, over all k."""
+    segment = first_segment + tl.program_id(1)
+    end = tl.load(starts + segment + 1)
+    first_pair = tl.load(starts + segment) + tl.program_id(0) * BLOCK_M
+    if first_pair >= end:
+        return
+    which = tl.program_id(2) % len(MODULES)
+    part = tl.program_id(2) // len(MODULES)
+    entry = _entry(slots, segment, layer, num_layers, which, MODULES)
+    rank = tl.load(ranks + entry)
+    if rank == 0:
+        return
+    first_row = tl.load(first_rows + entry)
+    pair = first_pair + tl.arange(0, BLOCK_M)
+    live = pair < end
+    lefts = x + tl.load(pair_rows + pair, mask=live, other=0).to(tl.int64)[:, None] * x_stride
+    begin = part * PART
+    finish = tl.minimum(begin + PART, K) if SPLIT else K
+    for r0 in range(0, rank, BLOCK_R):
+        r = r0 + tl.arange(0, BLOCK_R)
+        in_rank = r < rank
+        rights = pool + tl.load(rows + first_row + r, mask=in_rank, other=0).to(tl.int64)[None, :] * ALIGN
+        total = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+        for p0 in range(begin, finish, PART):
+            part_sum = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+            for k0 in range(p0, p0 + PART, BLOCK_K):
+                k = k0 + tl.arange(0, BLOCK_K)
+                left = tl.load(lefts + k[None, :], mask=live[:, None] & (k < K)[None, :], other=0.0)
+                right = tl.load(rights + k[:, None], mask=in_rank[None, :] & (k < K)[:, None], other=0.0)
+                part_sum = tl.dot(left, right.to(left.dtype), part_sum, input_precision=PRECISION)
+            total += part_sum
+        place = ((part * len(MODULES) + which) * num_pairs + pair).to(tl.int64) * width
+        tl.store(sums + place[:, None] + r[None, :], total, mask=live[:, None] & in_rank[None, :])
+
+
+@triton.jit(do_not_specialize=["first_segment", "layer", "num_pairs"])
+def _expand(  # type: ignore[no-untyped-def]
+    out, pool, ranks, first_rows, scales, rows, pair_rows, pair_weights, starts, slots, sums,
+    out_stride, first_segment, layer, num_layers, num_pairs, width, parts,
+    MODULES: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """out[row of pair, n] += sum over r of weight * scale * (sum of parts of sums[r]) * B[n, r]
+
+    Module i's columns are OFFSETS[i] to OFFSETS[i + 1], its tiles of them TILES[i] to TILES[i + 1].
+    """
+    segment = first_segment + tl.program_id(1)
+    end = tl.load(starts + segment + 1)
+    first_pair = tl.load(starts + segment) + tl.program_id(0) * BLOCK_M
+    if first_pair >= end:
+        return
+    tile = tl.program_id(2)
+    which = tl.full((), 0, tl.int32)
+    begin = tl.full((), OFFSETS[0], tl.int32)
+    finish = tl.full((), OFFSETS[1], tl.int32)
+    first_tile = tl.full((), 0, tl.int32)
+    for i in tl.static_range(1, len(MODULES)):
+        which = tl.where(tile >= TILES[i], i, which)
+        begin = tl.where(tile >= TILES[i], OFFSETS[i], begin)
+        finish = tl.where(tile >= TILES[i], OFFSETS[i + 1], finish)
+        first_tile = tl.where(tile >= TILES[i], TILES[i], first_tile)
+    entry = _entry(slots, segment, layer, num_layers, which, MODULES)
+    rank = tl.load(ranks + entry)
+    if rank == 0:
+        return
+    first_row = tl.load(first_rows + entry) + rank  # the columns of B follow the rows of A
+    pair = first_pair + tl.arange(0, BLOCK_M)
+    live = pair < end
+    row = tl.load(pair_rows + pair, mask=live, other=0).to(tl.int64)
+    factor = tl.load(pair_weights + pair, mask=live, other=0.0) * tl.load(scales + entry)
+    n = (tile - first_tile) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = n < finish - begin
+    delta = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for r0 in range(0, rank, BLOCK_R):
+        r = r0 + tl.arange(0, BLOCK_R)
+        in_rank = r < rank
+        b_start = tl.load(rows + first_row + r, mask=in_rank, other=0).to(tl.int64) * ALIGN
+        right = tl.load(
+            pool + b_start[:, None] + n[None, :], mask=in_rank[:, None] & inside[None, :], other=0.0
+        )
+        left = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+        for part in range(parts):
+            place = ((part * len(MODULES) + which) * num_pairs + pair).to(tl.int64) * width
+            left += tl.load(
+                sums + place[:, None] + r[None, :], mask=live[:, None] & in_rank[None, :], other=0.0
+            )
+        delta = tl.dot(left * factor[:, None], right.to(tl.float32), delta, input_precision=PRECISION)
+    target = out + row[:, None] * out_stride + (begin + n)[None, :]
+    mask = live[:, None] & inside[None, :]
+    tl.store(target, tl.load(target, mask=mask, other=0.0).to(tl.float32) + delta, mask=mask)
+
+
+def add_lora(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    pool: Pool,
+    layer: int,
+    modules: Sequence[int],
+    offsets: Sequence[int],
+    lora: LoraBatch,
+) -> None:
+    """out[row, module's columns] += weight * scale * (x[row] @ A.T) @ B.T: two launches a round."""
+    tables = lora.tables
+    pairs, segments = lora.pair_rows.shape[0], lora.slots.shape[0]
+    if not pairs:
+        return
+    k, count = x.shape[1], len(modules)
+    parts = cdiv(k, PART) if pairs <= FEW_PAIRS else 1
+    split = pairs <= FEW_PAIRS
+    width = cdiv(tables.max_rank, BLOCK_R) * BLOCK_R
+    sums = torch.empty((parts, count, pairs, width), dtype=torch.float32, device=x.device)
+    tiles = [0]
+    for begin, finish in zip(offsets, offsets[1:]):
+        tiles.append(tiles[-1] + cdiv(finish - begin, BLOCK_N))
+    elements = pool.elements(tables.dtype)
+    common = {
+        "MODULES": tuple(modules),
+        "ALIGN": ROW_ALIGN // tables.dtype.itemsize,
+        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_R": BLOCK_R,
+        "num_warps": WARPS,
+        "num_stages": STAGES,
+    }
+    rounds = range(segments + 1) if lora.rounds is None else lora.rounds
+    for first, last in zip(rounds, rounds[1:]):
+        row_tiles = cdiv(pairs, BLOCK_M)
+        launch(
+            _shrink, (row_tiles, last - first, count * parts),
+            x, elements, tables.ranks, tables.first_row, tables.rows, lora.pair_rows, lora.starts, lora.slots, sums,
+            x.stride(0), k, first, layer, tables.ranks.shape[1], pairs, width,
+            SPLIT=split, PART=PART, BLOCK_K=BLOCK_K, **common,
+        )  # fmt: skip
+        launch(
+            _expand, (row_tiles, last - first, tiles[-1]),
+            out, elements, tables.ranks, tables.first_row, tables.scales, tables.rows,
+            lora.pair_rows, lora.pair_weights, lora.starts, lora.slots, sums,
+            out.stride(0), first, layer, tables.ranks.shape[1], pairs, width, parts,
+            OFFSETS=tuple(offsets), TILES=tuple(tiles), BLOCK_N=BLOCK_N, **common,
+        )  # fmt: skip

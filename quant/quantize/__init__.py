@@ -1,0 +1,1 @@
+"""Writing quantised forms: the published algorithms, as functions on tensors."""
