@@ -36,17 +36,20 @@ def seconds(call: Callable[[], object], repetitions: int = 7) -> float:
 
 
 def linears() -> None:
-    print(f"{'GOP/s':<14} {'rows':>5} {'int8':>8} {'float16':>8} {'float32':>8} {'torch float32':>14}")
+    print(
+        f"{'GOP/s':<14} {'rows':>5} {'int8':>8} {'w8a8':>8} {'float16':>8} {'float32':>8} {'torch float32':>14}"
+    )
     for k, n in ((576, 576), (576, 1536), (1536, 576), (576, 49152)):
         weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
         scale, half = torch.rand(n), torch.randn(n, k).half()
         single = half.float()
-        for rows in (1, 4, 16, 64):
-            x, work = torch.randn(rows, k), 2e-9 * rows * k * n
+        for rows in (1, 4, 16, 64, 256):
+            x, work = torch.randn(rows, k).clamp(-5, 5), 2e-9 * rows * k * n
             speeds = [
                 work / seconds(call)
                 for call in (
                     lambda: cpu.linear_int8(x, weight, scale, None),  # noqa: B023
+                    lambda: cpu.linear_w8a8(x, weight, scale, None, 6.0),  # noqa: B023
                     lambda: cpu.linear_invariant(x, half, None),  # noqa: B023
                     lambda: cpu.linear_invariant(x, single, None),  # noqa: B023
                     lambda: F.linear(x, single),  # noqa: B023

@@ -1,6 +1,6 @@
 """What each quantised form costs: perplexity, every linear's output error, and INT8 beside bitsandbytes' forward.
 
-    python bench/quantization.py --gptq DIR --awq DIR [--also NAME=DIR ...] [--json FILE]
+    python bench/quantization.py [--gptq DIR] [--awq DIR] [--also NAME=DIR ...] [--json FILE]
 
 A DIR that does not exist is made: the demo base quantised with groups of 64, as `heddle quantize` does it.
 Perplexity is that of `bench/held_text.txt`, which no calibration sees, in windows of 512 tokens, each begun anew, with
@@ -187,8 +187,8 @@ def quantised(base: Path, method: Method, folder: Path, calibration: Path | None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--gptq", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--awq", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--gptq", type=Path, metavar="DIR")
+    parser.add_argument("--awq", type=Path, metavar="DIR")
     parser.add_argument("--also", type=named_folder, action="append", default=[], metavar="NAME=DIR")
     parser.add_argument("--calibration", type=Path, help="a text in place of the package's own")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
@@ -202,9 +202,14 @@ def main() -> None:
     base = demo_base()
     tokenizer = Tokenizer.load(base)
     held = windows_of(tokenizer.encode(HELD_TEXT.read_text(encoding="utf-8")))[: options.windows]
+    asked: list[tuple[str, Method, Path | None]] = [
+        ("GPTQ", "gptq", options.gptq),
+        ("AWQ", "awq", options.awq),
+    ]
     forms = {
-        "GPTQ": quantised(base, "gptq", options.gptq, options.calibration),
-        "AWQ": quantised(base, "awq", options.awq, options.calibration),
+        name: quantised(base, method, folder, options.calibration)
+        for name, method, folder in asked
+        if folder is not None
     }
     also = dict(options.also)
     report = Report()

@@ -30,6 +30,9 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes of one engine. What is true of each list: its parts add up to the total beside it."""
 
     device: str
+    quantization: str
+    quantization_reason: str
+    """What in the checkpoint or the settings decided on that number form."""
     weight_bytes: int
     weights: list[MemoryPart]
     """Projections, embedding, head, norms, rotary tables."""

@@ -54,6 +54,8 @@ def memory_report(
         process = [*(MemoryPart(part=name, bytes=count) for name, count in held.items()), *process]
     return MemoryReport(
         device=str(model.device),
+        quantization=model.quantization,
+        quantization_reason=model.quantization_reason,
         weight_bytes=total(weights),
         weights=weights,
         pool_bytes=pool.memory.nbytes,

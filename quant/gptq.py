@@ -49,10 +49,14 @@ class GptqForm(PackedForm):
             return None
         if index.min() < 0 or index.max() >= groups:
             raise QuantError(
-                f"{name} names groups from {index.min()} to {index.max()}, but there are {groups}"
+                f"{name} names groups from {index.min()} to {index.max()}, "
+                f"but there are {groups} by {self.settings.describe()}"
             )
         if not torch.equal(index.bincount(minlength=groups), plain.bincount()):
-            raise QuantError(f"{name} does not fill groups of {self.group_size(spec)} features")
+            raise QuantError(
+                f"{name} does not fill groups of {self.group_size(spec)} features, as {self.settings.describe()} "
+                "asks for"
+            )
         if act_order is False:
             raise QuantError(
                 f"{name} orders features otherwise than by position, but desc_act is false in "

@@ -67,10 +67,11 @@ class Int8Form:
         found = dict(self._float.expected(spec, reader))
         weight, scales, layout = (f"{spec.name}.{part}" for part in ("weight", "SCB", "weight_format"))
         if reader.dtype(weight) == torch.int8:
+            source = f"{weight} in int8"
             found[weight] = Expected((spec.out_features, spec.in_features), (torch.int8,))
-            found[scales] = Expected((spec.out_features,), (torch.float32,))
+            found[scales] = Expected((spec.out_features,), (torch.float32,), source)
             if reader.dtype(layout) is not None:  # older files go without: they are row-major
-                found[layout] = Expected((), INTEGERS)
+                found[layout] = Expected((), INTEGERS, source)
         return found
 
     def from_checkpoint(

@@ -113,7 +113,10 @@ class Checkpoint:
         """ModelError unless the checkpoint holds exactly `expected`; lists every name that is wrong."""
         missing = [name for name in expected if name not in self._stored]
         if missing:
-            raise ModelError(f"the checkpoint lacks {len(missing)} tensors: {_listed(missing)}")
+            asking = ", ".join(dict.fromkeys(expected[name].source for name in missing))
+            raise ModelError(
+                f"the checkpoint lacks {len(missing)} tensors: {_listed(missing)}; {asking} asks for them"
+            )
         wrong = []
         for name, want in expected.items():
             shape, dtype = self._stored[name]

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ...quant.base import QuantError
-from ...quant.int8 import quantize_rows
+from ...quant.int8 import quantize_named
 from ...quant.quantize import gptq
 from ...quant.quantize.tensors import awq_tensors, gptq_tensors, int8_tensors
 from ..checkpoint.cache import Progress, silent, write_folder
@@ -70,10 +70,8 @@ def _int8(source: Source) -> Callable[[int], Tensors]:
         read = source.checkpoint.read
         found = {name: read(name) for name in source.norm_names(index)}
         for spec in source.linears(index).values():
-            quantized, absmax = quantize_rows(read(f"{spec.name}.weight"))
-            if not absmax.isfinite().all():
-                raise QuantError(f"{spec.name}.weight has values that float16, and so INT8, cannot hold")
-            found |= _named(spec.name, int8_tensors(quantized, absmax))
+            weight = f"{spec.name}.weight"
+            found |= _named(spec.name, int8_tensors(*quantize_named(weight, read(weight))))
             if spec.bias:
                 found[f"{spec.name}.bias"] = read(f"{spec.name}.bias")
         return found

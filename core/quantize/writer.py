@@ -49,7 +49,7 @@ class Shards:
         if count == 1:
             self._written[0][0].rename(self._folder / SINGLE)
             return
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for number, (path, names) in enumerate(self._written, 1):
             shard = f"model-{number:05}-of-{count:05}.safetensors"
             path.rename(self._folder / shard)

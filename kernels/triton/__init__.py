@@ -1,7 +1,7 @@
 """The operations in Triton: for CUDA and, where TRITON_INTERPRET=1 is set before Triton is imported, for CPU tensors.
 
-Not run on a GPU yet: the kernels are tested under Triton's interpreter and compiled for four chips. `linear_w8a8` is the
-reference's, in plain torch: alone of these it promises no order of sums.
+Not run on a GPU yet: the kernels are tested under Triton's interpreter and compiled for four chips. `linear_w8a8` is
+the reference's, in plain torch: alone of these it promises no order of sums.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Paged attention over block tables: decodes and prefill chunks of mixed lengths, query heads of one key head packed.
 
-Every row's context is cut into parts of PART tokens, counted from position 0; within a part the softmax runs online over
-steps of BLOCK_N tokens; parts are then merged in order. Sequences with one row (decodes) take a program for each part and
-a second launch merges; chunks of several rows walk their parts in one program and merge in registers by the same
-arithmetic. **Order of sums**: of a row's own context alone. The weights are summed by a product with ones, whose order
-is along the tokens as for the values, where a reduction's would depend on the tile.
+Every row's context is cut into parts of PART tokens, counted from position 0; within a part the softmax runs online
+over steps of BLOCK_N tokens; parts are then merged in order. Sequences with one row (decodes) take a program for each
+part and a second launch merges; chunks of several rows walk their parts in one program and merge in registers by the
+same arithmetic. **Order of sums**: of a row's own context alone. The weights are summed by a product with ones, whose
+order is along the tokens as for the values, where a reduction's would depend on the tile.
 
 Sources: FlashAttention-2 (Dao 2023, arXiv 2307.08691) and its split-KV decoding.
 """
@@ -83,10 +83,10 @@ def _merge(most, weight_sum, mixed, part_most, part_sum, part_mixed):  # type: i
     )
 
 
-@triton.jit(do_not_specialize=["table_stride", "layer_start", "parts"])
+@triton.jit(do_not_specialize=["table_stride", "layer", "parts"])
 def _decode(  # type: ignore[no-untyped-def]
     q, pool, block_tables, cu_seqlens, context_lens, out, part_mixed, part_stats, scale,
-    table_stride, layer_start, block_stride, parts, q_stride,
+    table_stride, layer, layer_stride, block_stride, parts, q_stride,
     SPLIT: tl.constexpr, H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -105,7 +105,7 @@ def _decode(  # type: ignore[no-untyped-def]
     queries = tl.load(
         q + row.to(tl.int64) * q_stride + query_head[:, None] * D + dim[None, :], mask=mask, other=0.0
     )
-    keys = pool + layer_start + head * (BLOCK_SIZE * D)
+    keys = pool + layer * layer_stride + head * (BLOCK_SIZE * D)
     values = keys + HK * BLOCK_SIZE * D
     table = block_tables + sequence.to(tl.int64) * table_stride
     most = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
@@ -147,7 +147,7 @@ def _merge_parts(  # type: ignore[no-untyped-def]
     most = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     weight_sum = tl.zeros((BLOCK_M,), dtype=tl.float32)
     mixed = tl.zeros((BLOCK_M, PAD_D), dtype=tl.float32)
-    for part in range(0, tl.cdiv(length, PART)):
+    for part in range(tl.cdiv(length, PART)):
         source = (sequence.to(tl.int64) * parts + part) * H + query_head
         part_most = tl.load(part_stats + source * 2, mask=live, other=0.0)
         part_sum = tl.load(part_stats + source * 2 + 1, mask=live, other=1.0)
@@ -157,9 +157,9 @@ def _merge_parts(  # type: ignore[no-untyped-def]
     tl.store(out + target[:, None] * D + dim[None, :], mixed / weight_sum[:, None], mask=mask)
 
 
-@triton.jit(do_not_specialize=["table_stride", "layer_start"])
+@triton.jit(do_not_specialize=["table_stride", "layer"])
 def _prefill(  # type: ignore[no-untyped-def]
-    q, pool, block_tables, cu_seqlens, context_lens, out, scale, table_stride, layer_start, block_stride, q_stride,
+    q, pool, block_tables, cu_seqlens, context_lens, out, scale, table_stride, layer, layer_stride, block_stride, q_stride,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     PART: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -182,7 +182,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     mask = live[:, None] & (dim < D)[None, :]
     row = (first_row + index).to(tl.int64)
     queries = tl.load(q + (row * q_stride + query_head * D)[:, None] + dim[None, :], mask=mask, other=0.0)
-    keys = pool + layer_start + head * (BLOCK_SIZE * D)
+    keys = pool + layer * layer_stride + head * (BLOCK_SIZE * D)
     values = keys + HK * BLOCK_SIZE * D
     table = block_tables + sequence.to(tl.int64) * table_stride
     last = tl.minimum(length, length - count + start + BLOCK_Q)
@@ -235,7 +235,8 @@ def paged_attention(
         "num_stages": STAGES,
     }
     rows = max(16, next_power_of_2(group))
-    position = (batch.block_tables.stride(0), layer * layout.layer_bytes // width, layout.block_bytes // width)
+    # The layer's number and its stride apart: their product is then known to be aligned, whatever the layer.
+    place = (batch.block_tables.stride(0), layer, layout.layer_bytes // width, layout.block_bytes // width)
     most_rows = tokens if batch.max_query_len is None else batch.max_query_len
     if most_rows > 1:
         block_m = max(PREFILL_ROWS, rows)
@@ -243,7 +244,7 @@ def paged_attention(
         launch(
             _prefill, (cdiv(most_rows, block_q), sequences, layout.num_kv_heads),
             q, elements, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, out, scale * LOG2E,
-            *position, q.stride(0), **heads_shape, **tile, BLOCK_Q=block_q, BLOCK_M=block_m,
+            *place, q.stride(0), **heads_shape, **tile, BLOCK_Q=block_q, BLOCK_M=block_m,
         )  # fmt: skip
         if batch.max_query_len == tokens:
             return out  # one sequence has all rows: no decodes beside it
@@ -253,7 +254,7 @@ def paged_attention(
     launch(
         _decode, (sequences, layout.num_kv_heads, parts),
         q, elements, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, out, part_mixed, part_stats,
-        scale * LOG2E, *position, parts, q.stride(0), **heads_shape, **tile, SPLIT=parts > 1, BLOCK_M=rows,
+        scale * LOG2E, *place, parts, q.stride(0), **heads_shape, **tile, SPLIT=parts > 1, BLOCK_M=rows,
     )  # fmt: skip
     if parts > 1:
         launch(

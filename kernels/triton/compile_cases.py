@@ -8,18 +8,27 @@ from itertools import product
 
 import torch
 
+from ..ops import AdapterTables, AttentionBatch, LoraBatch
 from ..packed_weight import PackedWeight
-from . import linears, tiles
+from ..pool import Pool, PoolLayout
+from . import attention, elementwise, linears, lora, tiles
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB = 4096, 32, 8, 128, 14336, 128256
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS = 4096, 32, 8, 128, 14336, 128256, 32
+QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
 SHAPES = (
-    ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+    (QKV, HIDDEN),
     (KV_HEADS * HEAD_DIM, HIDDEN),  # k or v alone, where forms differ: few columns, so K is split
-    (HIDDEN, INTERMEDIATE),
 )
-"""(N, K): one for each way in which K is cut, or alignments differ."""
+"""(N, K): one for each way in which K is cut."""
 ROWS = (*(tile.rows for tile in tiles.FEW), tiles.FEW_ROWS + 1)
 """One number of rows for each tile."""
+PROJECTIONS = (
+    (HIDDEN, (0, 1, 2), (0, HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM, QKV)),
+    (HIDDEN, (3,), (0, HIDDEN)),
+    (HIDDEN, (4, 5), (0, INTERMEDIATE, 2 * INTERMEDIATE)),
+    (INTERMEDIATE, (6,), (0, HIDDEN)),
+)
+"""(K, modules, offsets) of the four linears of a layer that adapters add to."""
 HALF = (torch.float16, torch.bfloat16)
 
 Case = Callable[[], object]
@@ -29,22 +38,22 @@ def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def cases() -> Iterator[Case]:
-    yield from _float_and_int8()
-    yield from _packed()
+def cases(dtypes: tuple[torch.dtype, ...] = (*HALF, torch.float32)) -> Iterator[Case]:
+    """Everything, for activations (and KV, adapters, norms) of each dtype."""
+    for dtype in dtypes:
+        yield from _linears(dtype)
+        yield from _attention(dtype)
+        yield from _lora(dtype)
+        yield from _rows(dtype)
 
 
-def _float_and_int8() -> Iterator[Case]:
+def _linears(dtype: torch.dtype) -> Iterator[Case]:
     for (n, k), rows in product(SHAPES, ROWS):
-        for dtype in (*HALF, torch.float32):
-            x, scale = meta(rows, k, dtype=dtype), meta(n, dtype=torch.float32)
-            yield partial(linears.linear, x, meta(n, k, dtype=dtype), None)
-            yield partial(linears.linear_int8, x, meta(n, k, dtype=torch.int8), scale, None)
-
-
-def _packed() -> Iterator[Case]:
-    for (n, k), rows, bits, group_size in product(SHAPES, ROWS, (4, 8), (128, 32)):
-        for dtype in HALF:
+        x = meta(rows, k, dtype=dtype)
+        scale = meta(n, dtype=torch.float32)
+        yield partial(linears.linear, x, meta(n, k, dtype=dtype), None)
+        yield partial(linears.linear_int8, x, meta(n, k, dtype=torch.int8), scale, None)
+        for bits, group_size in product((4, 8), (128, 32)):
             groups = k // group_size
             weight = PackedWeight(
                 codes=meta(n, k * bits // 8, dtype=torch.uint8),
@@ -54,4 +63,63 @@ def _packed() -> Iterator[Case]:
                 bits=bits,
                 group_size=group_size,
             )
-            yield partial(linears.linear_w4, meta(rows, k, dtype=dtype), weight, None)
+            yield partial(linears.linear_w4, x, weight, None)
+
+
+def _pool(dtype: torch.dtype, blocks: int = 4096) -> Pool:
+    return Pool(PoolLayout(LAYERS, KV_HEADS, HEAD_DIM, 16, dtype), blocks, "meta")
+
+
+def _attention(dtype: torch.dtype) -> Iterator[Case]:
+    """Decodes of short and of long contexts; a prefill beside them."""
+    pool = _pool(dtype)
+    for sequences, rows, blocks in ((16, 16, 8), (16, 16, 512), (4, 515, 512)):
+        batch = AttentionBatch(
+            block_tables=meta(sequences, blocks, dtype=torch.int32),
+            cu_seqlens_q=meta(sequences + 1, dtype=torch.int32),
+            context_lens=meta(sequences, dtype=torch.int32),
+            slot_mapping=meta(rows, dtype=torch.int64),
+            max_query_len=1 if rows == sequences else rows - sequences + 1,
+        )
+        q = meta(rows, HEADS, HEAD_DIM, dtype=dtype)
+        yield partial(attention.paged_attention, q, pool, 1, batch, HEAD_DIM**-0.5)
+        _, k, v = (
+            meta(rows, QKV, dtype=dtype).unflatten(1, (-1, HEAD_DIM)).split([HEADS, KV_HEADS, KV_HEADS], 1)
+        )
+        positions, angles = meta(rows, dtype=torch.int64), meta(8192, HEAD_DIM // 2, dtype=torch.float32)
+        yield partial(
+            elementwise.rope_and_write_kv, q, k, v, positions, angles, angles, pool, 1, batch.slot_mapping
+        )
+
+
+def _lora(dtype: torch.dtype) -> Iterator[Case]:
+    """Each projection group, with few pairs and with many."""
+    pool, slots = _pool(dtype), 64
+    shape = (slots, LAYERS, 7)
+    tables = AdapterTables(
+        ranks=meta(*shape, dtype=torch.int32),
+        first_row=meta(*shape, dtype=torch.int32),
+        scales=meta(*shape, dtype=torch.float32),
+        rows=meta(1 << 20, dtype=torch.int32),
+        dtype=dtype,
+    )
+    for (k, modules, offsets), pairs in product(PROJECTIONS, (lora.FEW_PAIRS, lora.FEW_PAIRS + 1)):
+        batch = LoraBatch(
+            tables=tables,
+            pair_rows=meta(pairs, dtype=torch.int32),
+            pair_weights=meta(pairs, dtype=torch.float32),
+            starts=meta(9, dtype=torch.int32),
+            slots=meta(8, dtype=torch.int32),
+            rounds=(0, 8),
+        )
+        out, x = meta(pairs, offsets[-1], dtype=dtype), meta(pairs, k, dtype=dtype)
+        yield partial(lora.add_lora, out, x, pool, 1, modules, offsets, batch)
+
+
+def _rows(dtype: torch.dtype) -> Iterator[Case]:
+    x, weight = meta(16, HIDDEN, dtype=dtype), meta(HIDDEN, dtype=dtype)
+    yield partial(elementwise.rms_norm, x, weight, 1e-5)
+    yield partial(elementwise.add_rms_norm, x, x, weight, 1e-5)
+    yield partial(elementwise.silu_mul, meta(16, 2 * INTERMEDIATE, dtype=dtype))
+    ids, table = meta(16, dtype=torch.int64), meta(VOCAB, HIDDEN, dtype=dtype)
+    yield partial(elementwise.embedding, ids, table, dtype)

@@ -51,9 +51,7 @@ def add_rms_norm(
     return _norm(x, residual, weight, eps), residual
 
 
-def _norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
+def _norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     if rows:
@@ -74,14 +72,14 @@ def _rotate(source, target, cos, sin, mask, D: tl.constexpr):  # type: ignore[no
     tl.store(target + D // 2, b * cos + a * sin, mask=mask)
 
 
-@triton.jit(do_not_specialize=["layer_start"])
+@triton.jit(do_not_specialize=["layer"])
 def _rope_and_write(  # type: ignore[no-untyped-def]
     q, k, v, out, positions, cos_table, sin_table, pool, slot_mapping, q_stride, k_stride, v_stride,
-    layer_start, block_stride,
+    layer, layer_stride, block_stride,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     PAD_H: tl.constexpr, PAD_HK: tl.constexpr, PAD_HALF: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, 0) rotates the query heads of row t, program (t, 1) rotates its keys and stores them and its values."""
+    """Program (t, 0) rotates the query heads of row t, program (t, 1) its keys, and stores them and the values."""
     row = tl.program_id(0).to(tl.int64)
     half = tl.arange(0, PAD_HALF)[None, :]
     inside = half < D // 2
@@ -93,16 +91,16 @@ def _rope_and_write(  # type: ignore[no-untyped-def]
         source, target = q + row * q_stride + head * D + half, out + (row * H + head) * D + half
         _rotate(source, target, cos, sin, (head < H) & inside, D)
     else:
-        head = tl.arange(0, PAD_HK)[:, None]
-        mask = (head < HK) & inside
+        kv_head = tl.arange(0, PAD_HK)[:, None]
+        mask = (kv_head < HK) & inside
         slot = tl.load(slot_mapping + row)
-        place = slot // BLOCK_SIZE * block_stride + layer_start + slot % BLOCK_SIZE * D
-        key = pool + place + head * (BLOCK_SIZE * D) + half
-        _rotate(k + row * k_stride + head * D + half, key, cos, sin, mask, D)
+        place = slot // BLOCK_SIZE * block_stride + layer * layer_stride + slot % BLOCK_SIZE * D
+        key = pool + place + kv_head * (BLOCK_SIZE * D) + half
+        _rotate(k + row * k_stride + kv_head * D + half, key, cos, sin, mask, D)
         value = key + HK * BLOCK_SIZE * D
-        source = v + row * v_stride + head * D + half
-        tl.store(value, tl.load(source, mask=mask, other=0.0).to(tl.float32), mask=mask)
-        tl.store(value + D // 2, tl.load(source + D // 2, mask=mask, other=0.0).to(tl.float32), mask=mask)
+        given = v + row * v_stride + kv_head * D + half
+        tl.store(value, tl.load(given, mask=mask, other=0.0).to(tl.float32), mask=mask)
+        tl.store(value + D // 2, tl.load(given + D // 2, mask=mask, other=0.0).to(tl.float32), mask=mask)
 
 
 def rope_and_write_kv(
@@ -125,7 +123,7 @@ def rope_and_write_kv(
         launch(
             _rope_and_write, (tokens, 2),
             q, k, v, out, positions, cos, sin, pool.elements(layout.kv_dtype), slot_mapping,
-            q.stride(0), k.stride(0), v.stride(0), layer * layout.layer_bytes // width, layout.block_bytes // width,
+            q.stride(0), k.stride(0), v.stride(0), layer, layout.layer_bytes // width, layout.block_bytes // width,
             H=heads, HK=kv_heads, D=dim, BLOCK_SIZE=layout.block_size,
             PAD_H=next_power_of_2(heads), PAD_HK=next_power_of_2(kv_heads), PAD_HALF=next_power_of_2(dim // 2),
             num_warps=4,
@@ -170,6 +168,13 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype)
     out = torch.empty((rows, width), dtype=dtype, device=weight.device)
     if rows:
         launch(
-            _embedding, (rows, cdiv(width, COLUMNS)), token_ids, weight, out, width, BLOCK=COLUMNS, num_warps=4
+            _embedding,
+            (rows, cdiv(width, COLUMNS)),
+            token_ids,
+            weight,
+            out,
+            width,
+            BLOCK=COLUMNS,
+            num_warps=4,
         )
     return out

@@ -1,8 +1,8 @@
 """Kernels of the linears: few rows over packed weights, many rows over float ones, and the passes beside them.
 
-**Order of sums.** K is cut into parts whose size the weight's shape fixes. Within a part products are added in steps of
-STEP in-features, each one `tl.dot` onto the running float32 sum; parts are then added in order, from zero. Few rows give
-each part a program of its own and `_finish` adds them; with many rows one program walks all parts and adds in
+**Order of sums.** K is cut into parts whose size the weight's shape fixes. Within a part products are added in steps
+of STEP in-features, each one `tl.dot` onto the running float32 sum; parts are then added in order, from zero. Few rows
+give each part a program of its own and `_finish` adds them; with many rows one program walks all parts and adds in
 registers. Rows of a tile never meet, so neither the number of rows nor the tile shows in the result. In 4 bit the
 steps alternate: the low halves of 64 bytes, then their high halves; both kernels keep to that.
 
@@ -61,7 +61,9 @@ def _few_rows(
 
 
 @triton.jit
-def _values(codes, table, n, columns, k0, K, groups, group_size, ONE_GROUP: tl.constexpr, BLOCKS: tl.constexpr):
+def _values(
+    codes, table, n, columns, k0, K, groups, group_size, ONE_GROUP: tl.constexpr, BLOCKS: tl.constexpr
+):
     """Scales or zeros [N, groups] of one step: float32 [1, BLOCK_N] where a step is of one group, else like codes.
 
     Groups are of whole blocks of 16 in-features: one value is fetched for each of the step's BLOCKS.

@@ -4,10 +4,11 @@ A and B are read where they lie, row by row through the tables: nothing is gathe
 covers up to BLOCK_M rows of one segment for one module and walks that module's true rank in tiles of BLOCK_R. Rows
 without an adapter are in no segment; an adapter that leaves the module alone ends its programs before any load.
 
-**Order of sums.** Along K in steps of BLOCK_K within parts of PART values, each from zero; then the parts in order; then
-along the rank in steps of BLOCK_R: all fixed by K and the rank. With few pairs each part is a program of its own and
-expand adds the parts; with many one program walks all parts and adds them itself. A row with several adapters is in one
-segment of each *round*, and rounds are launches of their own: deltas are added in the request's order, without atomics.
+**Order of sums.** Along K in steps of BLOCK_K within parts of PART values, each from zero; then the parts in order;
+then along the rank in steps of BLOCK_R: all fixed by K and the rank. With few pairs each part is a program of its own
+and expand adds the parts; with many one program walks all parts and adds them itself. A row with several adapters is in
+one segment of each *round*, and rounds are launches of their own: deltas are added in the request's order, without
+atomics.
 
 Sources: Punica (Chen et al. 2023, arXiv 2310.18547) and S-LoRA (Sheng et al. 2023, arXiv 2311.03285).
 """
@@ -15,6 +16,7 @@ Sources: Punica (Chen et al. 2023, arXiv 2310.18547) and S-LoRA (Sheng et al. 20
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import triton
@@ -163,7 +165,7 @@ def add_lora(
     width = cdiv(tables.max_rank, BLOCK_R) * BLOCK_R
     sums = torch.empty((parts, count, pairs, width), dtype=torch.float32, device=x.device)
     tiles = [0]
-    for begin, finish in zip(offsets, offsets[1:]):
+    for begin, finish in pairwise(offsets):
         tiles.append(tiles[-1] + cdiv(finish - begin, BLOCK_N))
     elements = pool.elements(tables.dtype)
     common = {
@@ -176,7 +178,7 @@ def add_lora(
         "num_stages": STAGES,
     }
     rounds = range(segments + 1) if lora.rounds is None else lora.rounds
-    for first, last in zip(rounds, rounds[1:]):
+    for first, last in pairwise(rounds):
         row_tiles = cdiv(pairs, BLOCK_M)
         launch(
             _shrink, (row_tiles, last - first, count * parts),

@@ -79,11 +79,12 @@ def quantize(weight: torch.Tensor, hessian: torch.Tensor, settings: Settings) ->
 
 def inverse_factor(hessian: torch.Tensor, damp: float) -> torch.Tensor:
     """U, upper triangular with U^T U = (H + damp * mean(diagonal) * 1)^-1: float32 [K, K], computed in float64."""
-    wide = hessian.double()
-    wide.diagonal().add_(damp * wide.diagonal().mean())
-    factor, failed = torch.linalg.cholesky_ex(wide)
+    factor = hessian.double()
+    factor.diagonal().add_(damp * factor.diagonal().mean())
+    factor, failed = torch.linalg.cholesky_ex(factor)
     if not failed:
-        factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+        factor = torch.cholesky_inverse(factor)
+        factor, failed = torch.linalg.cholesky_ex(factor, upper=True)
     if failed or not factor.isfinite().all():
         raise QuantError(
             f"the Hessian of {len(hessian)} inputs is not positive definite with damping {damp}: "

@@ -23,6 +23,8 @@ from heddle.core.messages import (
 
 MEMORY = MemoryReport(
     device="cpu",
+    quantization="none",
+    quantization_reason="test",
     weight_bytes=300,
     weights=[
         MemoryPart(part="projections", bytes=101, weights=100, bytes_per_weight=1.01),

@@ -198,3 +198,13 @@ def test_servers_that_share_a_data_folder_leave_each_others_uploads_alone(
     assert upload.exists(), "who found a living neighbour cleared nothing"
     with serve(tmp_path, base, adapter_roots=(sources,)):
         assert not upload.exists()
+
+
+def test_a_registry_that_cannot_be_reached_ends_with_status_2(world, tmp_path, capfd) -> None:
+    process = Process(
+        engine={"model": str(world["base"])},
+        data_dir=tmp_path / "data",
+        database="postgresql://nobody@/none?host=/nowhere",
+    )
+    assert process.popen.wait(120) == 2
+    assert "the database cannot be used" in capfd.readouterr().err

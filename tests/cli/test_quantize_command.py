@@ -10,8 +10,7 @@ import pytest
 from heddle.core.checkpoint import demo
 from heddle.core.checkpoint.errors import CheckpointError
 
-from ..quant.test_write_checkpoint import serves
-from ..quant.write_models import TEXT, put_back, save_float
+from ..quant.write_models import TEXT, put_back, save_float, serves
 
 
 @pytest.fixture

@@ -189,50 +189,6 @@ def test_swap_space_is_taken_when_it_is_first_written(start: Start, llm: LLM) ->
     assert 0 < swap.nbytes <= 64 << 20
 
 
-# ------------------------------------------------------------------ the prefix cache, on real memory
-
-
-def test_the_same_prefix_again_and_again_is_computed_once(start: Start) -> None:
-    """One prefix of 208 tokens 32 times, each time with another end; the answers are those without a cache."""
-    cached, plain = start(adapters={}), start(adapters={}, enable_prefix_caching=False)
-    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=2)
-    prefix = [(11 * at) % 250 + 2 for at in range(208)]
-    for index in range(32):
-        prompt = [*prefix, 3 + index, 200 - index]
-        (warm,), (cold,) = (llm.generate([prompt], params) for llm in (cached, plain))
-        assert warm.cached_tokens == (208 if index else 0)
-        assert cold.cached_tokens == 0
-        assert warm.outputs == cold.outputs
-
-
-def test_a_partly_filled_block_that_others_begin_with_is_copied(start: Start) -> None:
-    """A prompt of 37 tokens, again, longer, and parting in its last block: as without a cache."""
-    cached, plain = start(adapters={}), start(adapters={}, enable_prefix_caching=False)
-    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True, logprobs=2)
-    prompt = [(17 * at) % 250 + 2 for at in range(37)]
-    first = cached.generate([prompt], params)[0].outputs[0].token_ids
-    followers = {
-        "again": (prompt, 36),
-        "longer": ([*prompt, 5, 6, 7], 37),
-        "with its answer": ([*prompt, *first, 9], 45),
-        "parting": ([*prompt[:35], 9, 9, 9], 35),
-    }
-    for text, found in followers.values():
-        (warm,), (cold,) = (llm.generate([text], params) for llm in (cached, plain))
-        assert warm.cached_tokens == found
-        assert warm.outputs == cold.outputs
-
-
-def test_an_adapter_rolled_back_to_its_older_version_finds_its_prefix_warm(
-    start: Start, adapters: dict[str, Path]
-) -> None:
-    llm = start(adapters={name: adapters[name] for name in ("r4", "r5")})
-    prompt = [(17 * at) % 250 + 2 for at in range(40)]
-    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-    found = [llm.generate([prompt], params, adapter=name)[0].cached_tokens for name in ("r4", "r5", "r4")]
-    assert found == [0, 0, 39]
-
-
 # ------------------------------------------------------------------ weights change while a sequence is out
 
 

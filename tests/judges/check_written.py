@@ -22,6 +22,8 @@ WAYS = {
     "int8": ["--method", "int8"],
     "gptq": ["--method", "gptq", "--group-size", "32"],
     "gptq-act": ["--method", "gptq", "--group-size", "32", "--desc-act"],
+    "gptq-8bit-asym": ["--method", "gptq", "--bits", "8", "--group-size", "32", "--no-sym"],
+    "gptq-row": ["--method", "gptq", "--group-size", "-1"],
     "awq": ["--method", "awq", "--group-size", "32"],
 }
 

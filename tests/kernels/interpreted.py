@@ -34,7 +34,7 @@ def _dot(self: Any, a: Any, b: Any, total: Any, input_precision: Any, max_num_im
 
 
 def _rounding_cast(self: Any, source: Any, target: Any) -> Any:
-    """To bfloat16 from any dtype by rounding, as the hardware does: the interpreter cuts off, and knows float32 only."""
+    """To bfloat16 from any dtype by rounding, as hardware does: the interpreter cuts off, and knows float32 only."""
     if target.scalar != tl.bfloat16 or source.dtype.scalar == tl.bfloat16:
         return _cast(self, source, target)
     rounded = torch.from_numpy(np.array(source.data, np.float32)).bfloat16().view(torch.uint16).numpy()

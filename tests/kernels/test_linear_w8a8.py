@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
 
@@ -223,13 +222,3 @@ def test_integer_dots_with_and_without_x86s_instruction(
     assert out.reshape(2, 3).tolist() == (x.astype(np.int64) @ w.astype(np.int64).T).tolist()
     code = next(iter(tile.inspect_llvm().values()))
     assert ("llvm.x86.avx2.pmadd.wd" in code) == x86
-
-
-def test_every_implementation_takes_the_same_arguments(ops: Ops) -> None:
-    assert list(inspect.signature(ops.linear_w8a8).parameters) == [
-        "x",
-        "weight",
-        "scale",
-        "bias",
-        "threshold",
-    ]

@@ -148,3 +148,53 @@ LocalBlobs(Path(sys.argv[1])).put("sha256:" + "0" * 64, write)
     living.communicate("")
     assert living.returncode == 0
     assert os.listdir(root) == ["0" * 64 + ".safetensors"]
+
+
+def test_a_file_that_somebody_keeps_is_not_deleted_by_anyone(
+    opened: Callable[[], Blobs], adapter: tuple[str, Callable[[Path], None]]
+) -> None:
+    digest, write_it = adapter
+    blobs = opened()
+    assert blobs.keep(digest) is None
+    blobs.put(digest, write_it)
+    one, two = blobs.keep(digest), blobs.keep(digest)
+    assert one is not None
+    assert two is not None
+    assert not blobs.delete(digest)
+    one.close()
+    assert not blobs.delete(digest)
+    with open_adapter(blobs.path(digest)) as found:
+        assert found.digest == digest
+    two.close()
+    assert blobs.delete(digest)
+    assert blobs.keep(digest) is None
+    assert blobs.delete(digest)
+
+
+def test_a_file_is_kept_between_processes_and_a_killed_one_keeps_nothing(
+    adapter: tuple[str, Callable[[Path], None]], tmp_path: Path
+) -> None:
+    digest, write_it = adapter
+    blobs = LocalBlobs(tmp_path / "blobs")
+    blobs.put(digest, write_it)
+    script = """
+import sys
+from pathlib import Path
+from heddle.lora.blobs import LocalBlobs
+kept = LocalBlobs(Path(sys.argv[1])).keep(sys.argv[2])
+print(kept is not None, flush=True)
+sys.stdin.read()
+"""
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "blobs"), digest],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "True\n"
+    assert not blobs.delete(digest)
+    other.kill()
+    other.communicate()
+    assert blobs.delete(digest)
+    assert not blobs.exists(digest)

@@ -204,3 +204,47 @@ def test_a_database_that_goes_away_is_an_outage_and_not_a_fault(
         refused("overloaded", lambda: store.remove("a"))
     assert store.get("a").version == 1
     store.close()
+
+
+def test_a_file_in_use_stays_until_it_is_let_go_and_the_next_start_takes_what_was_left(
+    open_store: Callable[..., AdapterStore], folders: list[Path], tmp_path: Path
+) -> None:
+    """As two servers do: one removes, the other still answers from it."""
+    here, there = open_store(), open_store()
+    digest = here.register(folders[0], name="a").record.digest
+    kept = there.keep(digest)
+    assert kept is not None
+    assert here.collect(here.remove("a").unreferenced) == []
+    assert open_store().unreferenced([digest]) == [digest]
+    assert blob_files(tmp_path) == 1
+    kept.close()
+    open_store()
+    assert blob_files(tmp_path) == 0
+
+
+def test_every_change_and_nothing_else_is_counted_for_the_other_servers(
+    store: AdapterStore, open_store: Callable[..., AdapterStore], folders: list[Path]
+) -> None:
+    other = open_store()
+    seen = other.revision()
+
+    def changed() -> bool:
+        nonlocal seen
+        before, seen = seen, other.revision()
+        return seen > before
+
+    version_id = store.register(folders[0], name="a").record.version_id
+    assert changed()
+    store.register(folders[1], name="a", replace=True)
+    assert changed()
+    store.patch("a", version=1, pinned=True)
+    assert changed()
+    assert [record.reference for record in other.pinned()] == ["a@1"]
+    assert version_id is not None
+    store.touch(version_id)
+    store.flush_usage()
+    refused("adapter_exists", lambda: store.register(folders[2], name="a"))
+    store.register(folders[2], name="b", dry_run=True)
+    assert not changed()
+    store.remove("a@2")
+    assert changed()

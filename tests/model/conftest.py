@@ -107,7 +107,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) 
     assert error <= tolerance, f"relative error {error:.2e}"
 
 
-@pytest.fixture(params=["reference", "cpu", "triton"])
+@pytest.fixture(params=["reference", "cpu"])
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

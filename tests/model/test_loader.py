@@ -206,9 +206,3 @@ def test_weights_do_not_change_with_the_file(tiny: Any, tmp_path: Path) -> None:
         file.seek(path.stat().st_size // 8)
         file.write(b"\xff" * (path.stat().st_size // 2))
     tiny.close(tiny.Bench(model).step({"a": [1, 2, 3]})["a"], tiny.oracle(reference, [1, 2, 3]))
-
-
-def test_settings_that_do_not_exist_are_refused(tiny: Any, tmp_path: Path) -> None:
-    tiny.save(tmp_path)
-    with pytest.raises(ModelError, match="int8"):
-        tiny.load(tmp_path, int8_activations=True)

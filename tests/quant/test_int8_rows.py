@@ -17,7 +17,12 @@ QUIET, NOISY = [5, 9, 2, 44, 17, 30, 11], [LOUD] * 9
 
 
 @pytest.fixture(params=["reference", "cpu"])
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> LlamaModel:
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["float activations", "int8 activations"])
+def model(request: pytest.FixtureRequest, backend: str, tmp_path: Path) -> LlamaModel:
     save_tiny(tmp_path)
 
     def shout(tensors: dict[str, torch.Tensor]) -> None:
@@ -26,7 +31,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> LlamaModel:
         tensors["model.layers.0.input_layernorm.weight"][0] = 4.0
 
     edit(tmp_path, shout)
-    return load(tmp_path, request.param, quantization="int8")
+    return load(tmp_path, backend, quantization="int8", int8_activations=request.param)
 
 
 @pytest.mark.parametrize("others", [1, 7])

@@ -25,11 +25,10 @@ from heddle.core.quantize.settings import QuantizeSettings
 from heddle.core.quantize.source import Source
 from heddle.core.tokenizer import Tokenizer
 
-from ..model.conftest import Bench, close, load, oracle
+from ..model.conftest import close, oracle
 from .gptq_by_columns import by_columns
-from .write_models import TEXT, gptq_weight, put_back, read_tensors, save_float
+from .write_models import TEXT, TOKENS, gptq_weight, put_back, read_tensors, save_float, serves
 
-TOKENS = [(i * 37) % 258 for i in range(21)]
 STAGES = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 
 
@@ -41,13 +40,6 @@ def settings(tmp_path: Path, method: str, **changes: Any) -> QuantizeSettings:
     text.write_text(TEXT)
     common = {"calibration": text, "samples": 40, "sample_tokens": 32, "group_size": 16}
     return QuantizeSettings(method=method, **{**common, **changes})  # type: ignore[arg-type]
-
-
-def serves(folder: Path, reference: Any, tolerance: float = 1e-5) -> None:
-    """Prefill in two chunks and a decode give transformers' logits."""
-    bench = Bench(load(folder))
-    steps = [bench.step({"a": part})["a"] for part in (TOKENS[:9], TOKENS[9:-1], TOKENS[-1:])]
-    close(torch.cat(steps), oracle(reference, TOKENS), tolerance)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from ..model.conftest import save_tiny
+from ..model.conftest import Bench, close, load, oracle, save_tiny
 from .packers import AWQ_ORDER
 
 TEXT = "".join(chr(32 + (i * i + i // 7) % 95) for i in range(1500))
+
+TOKENS = [(i * 37) % 258 for i in range(21)]
 
 
 def save_float(folder: Path, kind: str = "Llama", *, begin: bool = False, **changes: Any) -> Any:
@@ -25,9 +27,7 @@ def save_float(folder: Path, kind: str = "Llama", *, begin: bool = False, **chan
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     if begin:
-        from tokenizers.processors import TemplateProcessing
-
-        tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     wrapped = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>"
     )
@@ -100,3 +100,10 @@ def put_back(reference: Any, folder: Path, method: str, bits: int = 4) -> Any:
             elif name.endswith("norm"):
                 module.weight.copy_(tensors[f"{name}.weight"])
     return reference
+
+
+def serves(folder: Path, reference: Any, tolerance: float = 1e-5) -> None:
+    """Prefill in two chunks and a decode give transformers' logits."""
+    bench = Bench(load(folder))
+    steps = [bench.step({"a": part})["a"] for part in (TOKENS[:9], TOKENS[9:-1], TOKENS[-1:])]
+    close(torch.cat(steps), oracle(reference, TOKENS), tolerance)
