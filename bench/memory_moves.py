@@ -1,10 +1,11 @@
 """What moving memory costs the engine's own thread, on the demo base.
 
-    python bench/memory_moves.py [--quantization int8] [--loads 50] [--rank 16]
+    python bench/memory_moves.py [--quantization int8] [--loads 50] [--rank 16] [--new 400]
 
 Copies: blocks of the pool to host memory and back, as a swapped sequence's are. Cold loads: 8 streams decode while
 adapters of `--rank` on all seven projections come from disk one after another; the longest that one step waited for
-their pages and tables, and how long steps took with loads under way and without any.
+their pages and tables (also in CPU time, which a busy machine does not lengthen), and how long steps took with loads
+under way and without any.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from heddle.core.model.config import ModelConfig
 from heddle.core.plan import StepPlan, Swap
 from safetensors.numpy import save_file
 
-ADAPTERS, STREAMS, NEW = 4, 8, 400
+ADAPTERS, STREAMS = 4, 8
 
 
 def write_adapter(base: Path, folder: Path, rank: int) -> Path:
@@ -58,28 +59,33 @@ def copies(llm: LLM) -> None:
         print(f"{count} blocks of {size} bytes {way}: {seconds * 1000:.1f} ms, {rate:.1f} GB/s")
 
 
-def timed(function: Callable[..., Any], into: list[float]) -> Callable[..., Any]:
+def timed(function: Callable[..., Any], into: list[tuple[float, float]]) -> Callable[..., Any]:
+    """Appends (wall seconds, CPU seconds of the thread) of each call."""
+
     def wrapped(*arguments: Any) -> Any:
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.thread_time()
         try:
             return function(*arguments)
         finally:
-            into.append(time.perf_counter() - began)
+            into.append((time.perf_counter() - began, time.thread_time() - worked))
 
     return wrapped
 
 
-def cold_loads(llm: LLM, loads: int) -> None:
+def cold_loads(llm: LLM, loads: int, new: int) -> None:
     engine, digests = llm._engine, list(llm.adapters.values())
-    ticks: list[float] = []
+    ticks: list[tuple[float, float]] = []
     engine._residency.tick = timed(engine._residency.tick, ticks)  # type: ignore[method-assign]
-    params = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True, seed=0)
+    params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True, seed=0)
     for key in range(STREAMS):
         prompt = [1000 + 37 * key + at for at in range(16)]
         engine.handle(Generate(key=key, group=key, prompt_token_ids=prompt, params=params))
     for _ in range(8):
         engine.step()
-    quiet, busy, waits, done, asked = [], [], [], 0, 0
+    quiet: list[float] = []
+    busy: list[float] = []
+    waits: list[tuple[float, float]] = []
+    done = asked = 0
     while engine._scheduler.has_work:
         loading = len(quiet) >= 20 and done < loads
         if loading and asked == done:
@@ -95,7 +101,8 @@ def cold_loads(llm: LLM, loads: int) -> None:
             waits.append(ticks[0])
         done += sum(isinstance(event, Reply) for event in events) if loading else 0
     print(f"{STREAMS} streams; {done} cold loads of {engine._residency.state(digests[0]).blocks} blocks each")
-    print(f"  a step waits {max(waits) * 1000:.1f} ms for them at the longest")
+    wall, cpu = (max(times) * 1000 for times in zip(*waits))
+    print(f"  a step waits {wall:.1f} ms for them at the longest ({cpu:.1f} ms of CPU time)")
     for name, steps in (("without loads", quiet), ("while loads are under way", busy)):
         print(
             f"  steps {name}: median {statistics.median(steps) * 1000:.1f} ms, longest {max(steps) * 1000:.1f}"
@@ -107,6 +114,7 @@ def main() -> None:
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--loads", type=int, default=50)
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--new", type=int, default=400, help="tokens of each stream: steps")
     options = parser.parse_args()
     base = demo_base()
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +124,7 @@ def main() -> None:
         }
         with LLM(base, quantization=options.quantization, adapters=adapters, pool_memory=1 << 30) as llm:
             copies(llm)
-            cold_loads(llm, options.loads)
+            cold_loads(llm, options.loads, options.new)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ SMOOTHING = 0.2
 """Weight of the newest measurement in a rate."""
 MIN_ROWS = 32
 """Steps with fewer rows of prompts do not tell how fast prompts are computed."""
-CPU_COPY_RATE, CUDA_COPY_RATE = 4e9, 20e9
+CPU_COPY_RATE, CUDA_COPY_RATE = 6e9, 20e9
 """Bytes a second between pool and host memory, to begin with. Measured on two AVX2 cores: blocks of 737,280 bytes
-copied one by one, see `bench/memory_moves.py`. CUDA's is what pinned memory gives on PCIe 4, not measured here."""
+copied one by one, 6.6 GB in a second of CPU time (`bench/memory_moves.py` prints both ways as they are now). CUDA's is
+what pinned memory gives on PCIe 4, not measured here."""
 CPU_FLOPS, CUDA_FLOPS = 95e9, 100e12
 """Operations a second in prompts, to begin with. Measured on two AVX2 cores: the demo base in INT8, 0.21 GFLOP a token,
 2.2 ms a row in steps of 256. CUDA's is a guess at a third of what such cards can do."""

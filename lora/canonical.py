@@ -111,6 +111,8 @@ def open_adapter(path: Path | str, *, verify: bool = True) -> CanonicalAdapter:
             file.close()
             raise
     except AdapterInvalid as error:
+        if not path.exists():
+            raise AdapterCorrupt("its stored file is missing") from None
         reason = str(error).replace(path.name, "it")
         raise AdapterCorrupt(f"its stored file is damaged: {reason}") from None
     return CanonicalAdapter(file, digest, deltas)

@@ -20,8 +20,7 @@ from .host_copies import HostCopies
 from .promises import Lease, Promises
 
 HOST_COST, DISK_COST = 1.0, 5.0
-"""What bringing one block back costs, from its host copy and from disk; the unit of `BlockPool`'s
-`prefix_cost`."""
+"""What bringing one block back costs, from its host copy and from disk; `BlockPool`'s `token_cost` has this unit."""
 
 
 class Residency:
@@ -165,8 +164,7 @@ class Residency:
         return ended
 
     def tick(self) -> None:
-        """Between steps, before `Scheduler.schedule`: take in finished host loads, copy the next pages to the
-        device."""
+        """Between steps, before `Scheduler.schedule`: take in ended host loads, copy the next pages on."""
         for digest, error in self._copies.finished():
             adapter = self._adapters[digest]
             if error is not None:
@@ -180,8 +178,7 @@ class Residency:
 
     @property
     def busy(self) -> bool:
-        """`tick` has something to do at once. Else an engine without a plan may sleep until a command or
-        `on_loaded`."""
+        """`tick` has something to do at once; else, without a plan, wait for a command or `on_loaded`."""
         return self.places.copying or self._copies.has_news
 
     @property
@@ -208,8 +205,7 @@ class Residency:
     # ------------------------------------------------------------------ the scheduler's questions
 
     def refusal(self, digests: Sequence[str]) -> ResidencyError | None:
-        """Why no sequence with these adapters can be taken: one is unknown or failed, or they are too
-        large."""
+        """Why no sequence with these adapters can be taken: one is unknown or failed; they are too large."""
         try:
             for digest in digests:
                 self._usable(digest, "model_not_found")
@@ -219,8 +215,7 @@ class Residency:
         return None
 
     def room(self, digests: Iterable[str]) -> int:
-        """Blocks left of the pool beside these adapters and all pinned ones: what one sequence alone can
-        have."""
+        """Blocks left of the pool beside these adapters and all pinned ones, for one sequence alone."""
         return self._promises.room(digests)
 
     def fits_arena(self, digests: Iterable[str]) -> bool:

@@ -13,6 +13,8 @@ import msgspec
 import rich_click as click
 from click.exceptions import Exit
 
+from .compile_kernels import DTYPES, TARGETS, compile_kernels, names
+
 PROBE = """
 import json, torch
 cuda = torch.cuda.is_available()
@@ -35,8 +37,25 @@ class Finding(msgspec.Struct, frozen=True):
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(as_json: bool) -> None:
-    """Tell what this machine can run, and why not. Status 1 if it cannot serve at all."""
+@click.option(
+    "--compile",
+    "targets",
+    metavar="TARGETS",
+    help="Instead, build every GPU kernel for these chips, GPU or not: sm_80,sm_86,sm_89,sm_90.",
+)
+@click.option(
+    "--compile-dtypes",
+    "dtypes",
+    metavar="DTYPES",
+    default="float16,bfloat16,float32",
+    show_default=True,
+    help="Activations that the kernels are built for.",
+)
+def doctor(as_json: bool, targets: str | None, dtypes: str) -> None:
+    """Tell what this machine can run, and why not. Status 1 if it cannot serve at all, or a kernel does not build."""
+    if targets is not None:
+        chips, kinds = names(targets, TARGETS), names(dtypes, DTYPES)
+        raise Exit(0 if compile_kernels(chips, kinds, as_json) else 1)
     findings, can_serve = examine()
     if as_json:
         click.echo(json.dumps({"findings": msgspec.to_builtins(findings), "can_serve": can_serve}, indent=2))

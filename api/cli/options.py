@@ -138,7 +138,10 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
                 help="CUDA: share to use.",
             ),
             setting(
-                "--swap-space", type=click.FloatRange(min=0), metavar="GIB", help="Host memory for swapping."
+                "--swap-space",
+                type=click.FloatRange(min=0),
+                metavar="GIB",
+                help="Host memory: half for swapped sequences, half for copies of adapters.",
             ),
             setting("--block-size", type=POSITIVE, help="Tokens in one block of the pool."),
             setting("--max-num-seqs", type=POSITIVE, help="Sequences in one step."),

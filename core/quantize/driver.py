@@ -18,6 +18,7 @@ from ...quant.quantize.tensors import awq_tensors, gptq_tensors, int8_tensors
 from ..checkpoint.cache import Progress, silent, write_folder
 from ..checkpoint.errors import CheckpointError
 from ..model.json_file import ModelError
+from ..model.loader import EMBEDDING, HEAD
 from ..tokenizer import Tokenizer, TokenizerError
 from .calibration import pieces, read_text
 from .float_layer import LayerMath
@@ -53,6 +54,9 @@ def write(folder: Path, target: Path, settings: QuantizeSettings, progress: Prog
     convert = _int8(source) if settings.method == "int8" else _measured(source, settings)
     shards = Shards(target)
     shards.add((name, source.checkpoint.read(name)) for name in source.others())
+    if settings.method == "gptq" and HEAD not in source.others():
+        # AutoGPTQ writes a copy of a tied head, and without one it loads the embedding as zeros.
+        shards.add([(HEAD, source.checkpoint.read(EMBEDDING))])
     what = f"quantising layers to {settings.method}"
     progress(what, 0, layers)
     for index in range(layers):

@@ -1,14 +1,13 @@
 """The operations in Triton: for CUDA and, where TRITON_INTERPRET=1 is set before Triton is imported, for CPU tensors.
 
-Not run on a GPU yet: the kernels are tested under Triton's interpreter and compiled for four chips. `linear_w8a8` is
-the reference's, in plain torch: alone of these it promises no order of sums.
+Not run on a GPU yet: the kernels are tested under Triton's interpreter and compiled for four chips.
 """
 
 from __future__ import annotations
 
-from ..reference import linear_w8a8
 from .attention import paged_attention
 from .elementwise import add_rms_norm, embedding, rms_norm, rope_and_write_kv, silu_mul
+from .linear_w8a8 import linear_w8a8
 from .linears import linear, linear_int8, linear_invariant, linear_w4
 from .lora import add_lora
 

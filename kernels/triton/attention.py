@@ -24,10 +24,12 @@ from .launch import cdiv, launch, next_power_of_2
 PART = 256
 """Tokens of context in one part."""
 STEP_BYTES = 16384
-"""Of keys in one step, and of values: three stages of both stay below 99 KiB."""
+"""Of keys in one step, and of values: the stages of both stay below 99 KiB."""
 PREFILL_ROWS = 64
 """Packed query rows of a chunk's program: (row, query head of one key head)."""
-WARPS, STAGES = 4, 3
+DECODE_WARPS, PREFILL_WARPS = 4, 8
+STAGES = 5
+"""Of the loop over steps: block ids are fetched two stages ahead of keys and values, so that two steps of these fly."""
 LOG2E = 1.4426950408889634
 
 
@@ -159,7 +161,8 @@ def _merge_parts(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["table_stride", "layer"])
 def _prefill(  # type: ignore[no-untyped-def]
-    q, pool, block_tables, cu_seqlens, context_lens, out, scale, table_stride, layer, layer_stride, block_stride, q_stride,
+    q, pool, block_tables, cu_seqlens, context_lens, out, scale,
+    table_stride, layer, layer_stride, block_stride, q_stride,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     PART: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -201,7 +204,9 @@ def _prefill(  # type: ignore[no-untyped-def]
                 part_most, part_sum, part_mixed, queries, keys, values, table, first, end, position, scale,
                 block_stride, False, D, PAD_D, BLOCK_SIZE, BLOCK_N, PRECISION,
             )  # fmt: skip
-        for first in range(diagonal, end, BLOCK_N):
+        for first in tl.range(
+            diagonal, end, BLOCK_N, num_stages=1
+        ):  # one or two steps: nothing to run ahead of
             part_most, part_sum, part_mixed = _step(
                 part_most, part_sum, part_mixed, queries, keys, values, table, first, end, position, scale,
                 block_stride, True, D, PAD_D, BLOCK_SIZE, BLOCK_N, PRECISION,
@@ -231,7 +236,6 @@ def paged_attention(
         "BLOCK_SIZE": layout.block_size,
         "BLOCK_N": max(16, min(64, STEP_BYTES // (pad_d * max(width, q.element_size())))),
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-        "num_warps": WARPS,
         "num_stages": STAGES,
     }
     rows = max(16, next_power_of_2(group))
@@ -244,7 +248,7 @@ def paged_attention(
         launch(
             _prefill, (cdiv(most_rows, block_q), sequences, layout.num_kv_heads),
             q, elements, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, out, scale * LOG2E,
-            *place, q.stride(0), **heads_shape, **tile, BLOCK_Q=block_q, BLOCK_M=block_m,
+            *place, q.stride(0), **heads_shape, **tile, BLOCK_Q=block_q, BLOCK_M=block_m, num_warps=PREFILL_WARPS,
         )  # fmt: skip
         if batch.max_query_len == tokens:
             return out  # one sequence has all rows: no decodes beside it
@@ -255,11 +259,12 @@ def paged_attention(
         _decode, (sequences, layout.num_kv_heads, parts),
         q, elements, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, out, part_mixed, part_stats,
         scale * LOG2E, *place, parts, q.stride(0), **heads_shape, **tile, SPLIT=parts > 1, BLOCK_M=rows,
+        num_warps=DECODE_WARPS,
     )  # fmt: skip
     if parts > 1:
         launch(
             _merge_parts, (sequences, layout.num_kv_heads),
             out, batch.cu_seqlens_q, batch.context_lens, part_mixed, part_stats, parts,
-            **heads_shape, BLOCK_M=rows, num_warps=WARPS,
+            **heads_shape, BLOCK_M=rows, num_warps=DECODE_WARPS,
         )  # fmt: skip
     return out

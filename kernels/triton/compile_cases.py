@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -12,6 +12,7 @@ from ..ops import AdapterTables, AttentionBatch, LoraBatch
 from ..packed_weight import PackedWeight
 from ..pool import Pool, PoolLayout
 from . import attention, elementwise, linears, lora, tiles
+from .linear_w8a8 import linear_w8a8
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS = 4096, 32, 8, 128, 14336, 128256, 32
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
@@ -22,6 +23,9 @@ SHAPES = (
 """(N, K): one for each way in which K is cut."""
 ROWS = (*(tile.rows for tile in tiles.FEW), tiles.FEW_ROWS + 1)
 """One number of rows for each tile."""
+PAIRS = (lora.FEW_PAIRS, lora.FEW_PAIRS + 1)
+BATCHES = ((16, 16, 8), (16, 16, 512), (4, 515, 512))
+"""(sequences, rows, blocks in a table): decodes of short and of long contexts; a prefill beside decodes."""
 PROJECTIONS = (
     (HIDDEN, (0, 1, 2), (0, HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM, QKV)),
     (HIDDEN, (3,), (0, HIDDEN)),
@@ -29,7 +33,6 @@ PROJECTIONS = (
     (INTERMEDIATE, (6,), (0, HIDDEN)),
 )
 """(K, modules, offsets) of the four linears of a layer that adapters add to."""
-HALF = (torch.float16, torch.bfloat16)
 
 Case = Callable[[], object]
 
@@ -38,21 +41,27 @@ def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def cases(dtypes: tuple[torch.dtype, ...] = (*HALF, torch.float32)) -> Iterator[Case]:
-    """Everything, for activations (and KV, adapters, norms) of each dtype."""
+def cases(
+    dtypes: Sequence[torch.dtype],
+    rows: Sequence[int] = ROWS,
+    pairs: Sequence[int] = PAIRS,
+    batches: Sequence[tuple[int, int, int]] = BATCHES,
+) -> Iterator[Case]:
+    """Every operation, for activations (and KV, adapters, norms) of each dtype; as given, what reaches every tile."""
     for dtype in dtypes:
-        yield from _linears(dtype)
-        yield from _attention(dtype)
-        yield from _lora(dtype)
-        yield from _rows(dtype)
+        yield from _linears(dtype, rows)
+        yield from _attention(dtype, batches)
+        yield from _lora(dtype, pairs)
+        yield from _rows(dtype, rows)
 
 
-def _linears(dtype: torch.dtype) -> Iterator[Case]:
-    for (n, k), rows in product(SHAPES, ROWS):
+def _linears(dtype: torch.dtype, numbers: Sequence[int]) -> Iterator[Case]:
+    for (n, k), rows in product(SHAPES, numbers):
         x = meta(rows, k, dtype=dtype)
         scale = meta(n, dtype=torch.float32)
         yield partial(linears.linear, x, meta(n, k, dtype=dtype), None)
         yield partial(linears.linear_int8, x, meta(n, k, dtype=torch.int8), scale, None)
+        yield partial(linear_w8a8, x, meta(n, k, dtype=torch.int8), scale, None, 6.0)
         for bits, group_size in product((4, 8), (128, 32)):
             groups = k // group_size
             weight = PackedWeight(
@@ -70,10 +79,9 @@ def _pool(dtype: torch.dtype, blocks: int = 4096) -> Pool:
     return Pool(PoolLayout(LAYERS, KV_HEADS, HEAD_DIM, 16, dtype), blocks, "meta")
 
 
-def _attention(dtype: torch.dtype) -> Iterator[Case]:
-    """Decodes of short and of long contexts; a prefill beside them."""
+def _attention(dtype: torch.dtype, batches: Sequence[tuple[int, int, int]]) -> Iterator[Case]:
     pool = _pool(dtype)
-    for sequences, rows, blocks in ((16, 16, 8), (16, 16, 512), (4, 515, 512)):
+    for sequences, rows, blocks in batches:
         batch = AttentionBatch(
             block_tables=meta(sequences, blocks, dtype=torch.int32),
             cu_seqlens_q=meta(sequences + 1, dtype=torch.int32),
@@ -92,8 +100,7 @@ def _attention(dtype: torch.dtype) -> Iterator[Case]:
         )
 
 
-def _lora(dtype: torch.dtype) -> Iterator[Case]:
-    """Each projection group, with few pairs and with many."""
+def _lora(dtype: torch.dtype, numbers: Sequence[int]) -> Iterator[Case]:
     pool, slots = _pool(dtype), 64
     shape = (slots, LAYERS, 7)
     tables = AdapterTables(
@@ -103,7 +110,7 @@ def _lora(dtype: torch.dtype) -> Iterator[Case]:
         rows=meta(1 << 20, dtype=torch.int32),
         dtype=dtype,
     )
-    for (k, modules, offsets), pairs in product(PROJECTIONS, (lora.FEW_PAIRS, lora.FEW_PAIRS + 1)):
+    for (k, modules, offsets), pairs in product(PROJECTIONS, numbers):
         batch = LoraBatch(
             tables=tables,
             pair_rows=meta(pairs, dtype=torch.int32),
@@ -116,10 +123,11 @@ def _lora(dtype: torch.dtype) -> Iterator[Case]:
         yield partial(lora.add_lora, out, x, pool, 1, modules, offsets, batch)
 
 
-def _rows(dtype: torch.dtype) -> Iterator[Case]:
-    x, weight = meta(16, HIDDEN, dtype=dtype), meta(HIDDEN, dtype=dtype)
-    yield partial(elementwise.rms_norm, x, weight, 1e-5)
-    yield partial(elementwise.add_rms_norm, x, x, weight, 1e-5)
-    yield partial(elementwise.silu_mul, meta(16, 2 * INTERMEDIATE, dtype=dtype))
-    ids, table = meta(16, dtype=torch.int64), meta(VOCAB, HIDDEN, dtype=dtype)
-    yield partial(elementwise.embedding, ids, table, dtype)
+def _rows(dtype: torch.dtype, numbers: Sequence[int]) -> Iterator[Case]:
+    weight, table = meta(HIDDEN, dtype=dtype), meta(VOCAB, HIDDEN, dtype=dtype)
+    for rows in numbers:
+        x = meta(rows, HIDDEN, dtype=dtype)
+        yield partial(elementwise.rms_norm, x, weight, 1e-5)
+        yield partial(elementwise.add_rms_norm, x, x, weight, 1e-5)
+        yield partial(elementwise.silu_mul, meta(rows, 2 * INTERMEDIATE, dtype=dtype))
+        yield partial(elementwise.embedding, meta(rows, dtype=torch.int64), table, dtype)

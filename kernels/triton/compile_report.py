@@ -1,6 +1,6 @@
 """Build every kernel at every configuration that can be chosen, for chips that are not here, and tell what came out.
 
-`python -m heddle.kernels.triton.compile_report sm_80,sm_90` prints one JSON object a line and kernel. The launchers
+`python -m heddle.kernels.triton.compile_report sm_80,sm_90 float16` prints one JSON object a line. The launchers
 themselves say what to build: they are called with tensors on the "meta" device at the shapes of Llama-3-8B.
 """
 
@@ -32,6 +32,7 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 ALIGNED = [["tt.divisibility", 16]]
 OPTIONS = ("num_warps", "num_stages")
 SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
@@ -94,10 +95,10 @@ def specialise(launch: Launch) -> Build:
     return Build(launch, signature, constants, tuple(aligned))
 
 
-def builds() -> list[Build]:
-    """Everything that the cases would compile, each once."""
+def builds(dtypes: tuple[torch.dtype, ...]) -> list[Build]:
+    """Everything that the cases would compile for activations of these dtypes, each once."""
     found: dict[str, Build] = {}
-    for case in cases():
+    for case in cases(dtypes):
         with recorded(run=False) as launches:
             case()
         for launch in launches:
@@ -164,9 +165,10 @@ def features(ptx: str) -> dict[str, Any]:
     }
 
 
-def main(targets: str) -> None:
-    capabilities = [int(name.strip().removeprefix("sm_")) for name in targets.split(",")]
-    wanted = builds()
+def main(targets: str, dtypes: str) -> None:
+    """One JSON object a line: how many builds there will be, then each as it is done."""
+    wanted = builds(tuple(DTYPES[name] for name in dtypes.split(",")))
+    capabilities = [int(name.removeprefix("sm_")) for name in targets.split(",")]
     print(json.dumps({"total": len(wanted) * len(capabilities)}), flush=True)
     for capability in capabilities:
         for build in wanted:
@@ -174,4 +176,4 @@ def main(targets: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -29,7 +29,7 @@ from .launch import cdiv, launch
 BLOCK_M = 16
 BLOCK_R = 16
 BLOCK_K = 128
-BLOCK_N = 128
+BLOCK_N = 64
 PART = 512
 """Values of K that are summed together."""
 FEW_PAIRS = 128

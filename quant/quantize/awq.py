@@ -74,15 +74,17 @@ def search_scale(
 
 
 def search_clip(weight: torch.Tensor, x: torch.Tensor, *, group_size: int) -> torch.Tensor:
-    """The largest absolute value to keep of each group, by what rounding then costs the group's output.
+    """The largest absolute value to keep of each group, by what rounding then costs the linear's output.
 
-    weight float32 [N, K] and its input x float32 [T, K], both scaled already -> float32 [N, G]. The error over
-    all T rows, |x_g (w_g - Q(clip(w_g)))|^2, is taken as d H d with H = x_g' x_g, which no longer depends on T.
-    Not for q and k: their errors meet in a product, where they do not add up group by group.
+    weight float32 [N, K] and its input x float32 [T, K], both scaled already -> float32 [N, G]. Unlike in AutoAWQ,
+    which looks at each group alone, a group's errors are added to those of the others, which they may make up
+    for or make worse: starting from no clipping, each group in turn takes the limit that is best beside what the
+    others have. With d = w - Q(clip(w)) the error |x d|^2 is d H d, H = x' x.
+
+    Not for q and k: their errors meet in a product, where they do not add up.
     """
-    rows = x.float().unflatten(1, (-1, group_size)).transpose(0, 1)  # [G, T, group]
-    products = torch.bmm(rows.transpose(1, 2), rows)
-    found = torch.empty(len(weight), len(rows))
+    products = x.float().T @ x.float()
+    found = torch.empty(len(weight), weight.shape[1] // group_size)
     step = max(1, CHUNK // weight.shape[1])
     for first in range(0, len(weight), step):
         found[first : first + step] = _clip_rows(weight[first : first + step].float(), products, group_size)
@@ -120,15 +122,22 @@ def _rounded(weight: torch.Tensor, scale: torch.Tensor, group_size: int) -> torc
 
 
 def _clip_rows(weight: torch.Tensor, products: torch.Tensor, group_size: int) -> torch.Tensor:
-    groups = weight.unflatten(1, (-1, group_size))
-    full = groups.abs().amax(dim=2)
-    best, least = full.clone(), torch.full_like(full, torch.inf)
-    for step in range(SHRINK_STEPS):
-        largest = full * (1 - step / SHRINK_GRID)
-        rounded = dequantize(*quantize(clip(weight, largest), group_size=group_size))
-        lost = (groups - rounded.view_as(groups)).transpose(0, 1)  # [G, N, group]
-        error = (torch.bmm(lost, products) * lost).sum(dim=2).t()
-        better = error < least
-        least = torch.where(better, error, least)
-        best = torch.where(better, largest, best)
+    lost = weight - dequantize(*quantize(weight, group_size=group_size))
+    best = weight.unflatten(1, (-1, group_size)).abs().amax(dim=2)
+    for group in range(best.shape[1]):
+        columns = slice(group * group_size, (group + 1) * group_size)
+        own, full = products[columns, columns], best[:, group].clone()
+        others = (
+            lost @ products[:, columns] - lost[:, columns] @ own
+        )  # [N, group]: what the other groups do here
+        least = torch.full_like(full, torch.inf)
+        for step in range(SHRINK_STEPS):
+            largest = full * (1 - step / SHRINK_GRID)
+            kept = clip(weight[:, columns], largest.unsqueeze(1))
+            off = weight[:, columns] - dequantize(*quantize(kept, group_size=group_size))
+            error = ((off @ own + 2 * others) * off).sum(dim=1)
+            better = error < least
+            least = torch.where(better, error, least)
+            best[:, group] = torch.where(better, largest, best[:, group])
+            lost[:, columns] = torch.where(better.unsqueeze(1), off, lost[:, columns])
     return best

@@ -73,7 +73,7 @@ class Walk:
         self.names: list[list[str]] = []
         """The digests of each name's versions; the last is current."""
         self.heads = [[self.random.randrange(1, 60) for _ in range(4 * self.size + 3)] for _ in range(3)]
-        self.known = 0
+        self.known = self.squeezed = 0
         for _ in range(3):
             self.names.append([self.know()])
 
@@ -201,6 +201,20 @@ class Walk:
         old = [record.steps for record in engine.live.values() if record.steps > PATIENCE_LIMIT]
         assert not old, "a sequence starves"
 
+    def squeeze(self) -> None:
+        """In the next step the youngest gives way to the first that goes on, as if that had found no block."""
+        scheduler = self.engine.scheduler
+        grow = type(scheduler)._grow
+
+        def squeezed(sequence: Any) -> bool:
+            scheduler.__dict__.pop("_grow")
+            if scheduler._running[-1] is not sequence:
+                scheduler._preempt(scheduler._running[-1])
+                self.squeezed += 1
+            return grow(scheduler, sequence)
+
+        scheduler._grow = squeezed
+
     def finish_load(self) -> None:
         waiting = self.engine.executor.waiting
         if waiting:
@@ -208,7 +222,9 @@ class Walk:
 
     def operation(self) -> None:
         draw = self.random.random()
-        if draw < 0.62:
+        if draw < 0.02:
+            self.squeeze()
+        elif draw < 0.62:
             self.step()
         elif draw < 0.74:
             if len(self.engine.live) < 24:
@@ -262,6 +278,7 @@ def test_random_walk_keeps_every_invariant_and_every_answer(
     assert ended_well > OPERATIONS // 50, "the walk served almost nothing"
     stats = fake.scheduler.stats()
     assert stats["swap_outs"] == 0 or settings.get("swap_slots")
+    assert walk.squeezed or settings.get("max_num_seqs") == 1
     if settings.get("swap_slots", 0) > 100:
         assert stats["swap_ins"] > 0, "the walk swapped nothing"
     if settings.get("preemption") == "auto":

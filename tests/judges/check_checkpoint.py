@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 PROMPT = "The capital of France is"
-TOKENS = 24
+TOKENS = 8
 
 
 def weight(module: torch.nn.Module) -> torch.Tensor | None:

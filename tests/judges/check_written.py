@@ -42,7 +42,7 @@ def tiny_model(folder: Path) -> None:
         num_key_value_heads=2,
         intermediate_size=256,
         max_position_embeddings=512,
-        tie_word_embeddings=False,
+        tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=255,
     )

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from heddle.core.client import EngineClient
 from heddle.core.config import EngineConfig
 from heddle.core.engine import Engine
 from heddle.core.memory import MemoryReport
 
-from ..quant.packers import quantize_model
+from ..quant.packers import edit, quantize_model
 from .conftest import save_tiny
 
 POOL = {"pool_memory": 16 << 20}
@@ -69,5 +70,11 @@ def empty(folder: Path) -> Path:
         reference = save_tiny(folder / form)
         if form == "gptq":
             quantize_model(reference, folder / form, form)
+        edit(folder / form, in_float16)
         Engine(EngineConfig(model=str(folder / form), quantization=form, block_size=128, **POOL)).close()
     return folder / "int8"
+
+
+def in_float16(tensors: dict[str, torch.Tensor]) -> None:
+    """Every float of a checkpoint, as those that are measured have it: kernels are compiled by number types."""
+    tensors |= {name: tensor.half() for name, tensor in tensors.items() if tensor.is_floating_point()}

@@ -184,25 +184,45 @@ def test_a_feature_that_is_always_zero_leaves_finite_scales(silent: str) -> None
     assert dequantize(*quantize(weight * scale, group_size=GROUP)).isfinite().all()
 
 
-def test_the_range_kept_is_the_one_that_costs_each_groups_output_least() -> None:
+def test_each_group_keeps_the_range_that_costs_the_output_least_beside_the_others() -> None:
     weight, x = hard_weight(10, 3 * GROUP, 7), uneven_inputs(50, 3 * GROUP)
     found = search_clip(weight, x, group_size=GROUP)
     assert found.shape == (10, 3)
+    values, inputs = weight.double().numpy(), x.double().numpy()
     shares = set()
     for n in range(10):
+        row = round_trip(values[n : n + 1])[0]
         for g in range(3):
             columns = slice(g * GROUP, (g + 1) * GROUP)
-            values, inputs = weight[n, columns].double().numpy(), x[:, columns].double().numpy()
-            full = float(np.abs(values).max())
-            errors = []
+            full = float(np.abs(values[n, columns]).max())
+            errors, rows = [], []
             for step in range(10):
                 limit = full * (1 - step / 20)
-                kept = np.array(stand_for(np.clip(values, -limit, limit).tolist()))
-                errors.append(float(((inputs @ (kept - values)) ** 2).mean()))
+                tried = row.copy()
+                tried[columns] = stand_for(np.clip(values[n, columns], -limit, limit).tolist())
+                errors.append(float(((inputs @ (tried - values[n])) ** 2).sum()))
+                rows.append(tried)
             best = int(np.argmin(errors))
+            row = rows[best]
             shares.add(best)
             assert found[n, g].item() == pytest.approx(full * (1 - best / 20), rel=1e-6)
     assert len(shares) > 3, "this input asks for different ranges"
+
+
+def test_clipping_never_makes_an_output_worse() -> None:
+    weight, x = hard_weight(24, 4 * GROUP, 9), uneven_inputs(60, 4 * GROUP)
+    # Groups that see nearly the same activations: their errors add up, or make up for each other.
+    x[:, GROUP : 2 * GROUP] = x[:, :GROUP] * 1.01
+    limits = search_clip(weight, x, group_size=GROUP)
+
+    def error(values: torch.Tensor) -> torch.Tensor:
+        off = (values - weight).double().numpy()
+        return torch.from_numpy(((x.double().numpy() @ off.T) ** 2).sum(0))
+
+    plain = error(dequantize(*quantize(weight, group_size=GROUP)))
+    clipped = error(dequantize(*quantize(clip(weight, limits), group_size=GROUP)))
+    assert (clipped <= plain * (1 + 1e-5)).all()
+    assert clipped.sum() < 0.8 * plain.sum()
 
 
 def test_many_rows_are_searched_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:

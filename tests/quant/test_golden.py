@@ -19,6 +19,8 @@ from heddle.quant.int8 import quantize_rows
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from ..kernels import interpreted
+
 FILES = {path.stem: path for path in sorted((Path(__file__).parent / "golden").glob("*.safetensors"))}
 
 
@@ -36,7 +38,15 @@ class Backend:
 
 
 REFERENCE = Backend("reference", "cpu", torch.float32, 1e-5)
-BACKENDS = [REFERENCE, Backend("cpu", "cpu", torch.float32, 1e-5)]
+BACKENDS = [
+    REFERENCE,
+    Backend("cpu", "cpu", torch.float32, 1e-5),
+    Backend("triton", "cpu", torch.float32, 1e-5),
+    Backend("triton", "cpu", torch.float16, 2e-3),
+]
+"""Triton's kernels run under its interpreter."""
+
+interpreted.set_right()
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return opened(request.param)
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+@pytest.fixture(params=BACKENDS, ids=lambda backend: f"{backend.name} {backend.dtype}")
 def backend(request: pytest.FixtureRequest) -> Backend:
     found: Backend = request.param
     return found

@@ -22,9 +22,11 @@ GROUP = 16
 LAYER = re.compile(r"model\.layers\.\d+\.(?:self_attn|mlp)\.\w+_proj\.(\w+)")
 
 
-def written(tmp_path: Path, method: str, **how: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def written(
+    tmp_path: Path, method: str, model: dict[str, Any] | None = None, **how: Any
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The settings in config.json and all tensors."""
-    save_float(tmp_path / "float")
+    save_float(tmp_path / "float", **(model or {}))
     (tmp_path / "text.txt").write_text(TEXT)
     if method != "int8":
         how |= {"calibration": tmp_path / "text.txt", "samples": 40, "sample_tokens": 32, "group_size": GROUP}
@@ -98,3 +100,12 @@ def test_what_is_no_linear_of_a_layer_stays_float(tmp_path: Path, method: str) -
     others = {name: tensor for name, tensor in tensors.items() if not LAYER.fullmatch(name)}
     assert {"model.embed_tokens.weight", "model.norm.weight"} <= others.keys()
     assert all(tensor.is_floating_point() for tensor in others.values())
+
+
+def test_a_tied_head_is_in_the_file_for_gptq_alone(tmp_path: Path) -> None:
+    """AutoGPTQ breaks the tie and loads zeros where the file has no head; it writes a copy itself."""
+    for method in ("gptq", "awq", "int8"):
+        _, tensors = written(tmp_path / method, method, {"tie_word_embeddings": True})
+        head = tensors.get("lm_head.weight")
+        assert (head is not None) == (method == "gptq")
+        assert head is None or torch.equal(head, tensors["model.embed_tokens.weight"])
