@@ -32,9 +32,8 @@ from .render import size
 )
 @click.option(
     "--desc-act/--no-desc-act",
-    default=False,
-    show_default=True,
-    help="gptq: begin with the inputs that are largest (act-order); more exact, slower to serve.",
+    default=None,
+    help="gptq: begin with the inputs that are largest (act-order): more exact. [default: --desc-act]",
 )
 @click.option(
     "--sym/--no-sym", default=True, show_default=True, help="gptq: zero in the middle of each range."

@@ -97,7 +97,7 @@ def _measured(source: Source, settings: QuantizeSettings) -> Callable[[int], Ten
     tokens = pieces(text, tokenizer, samples, settings.sample_tokens)
     hidden = source.embedded(torch.tensor(tokens))
     math = LayerMath(source.config, settings.sample_tokens)
-    how = gptq.Settings(bits, group_size, settings.desc_act, settings.sym, settings.damp)
+    how = gptq.Settings(bits, group_size, bool(settings.desc_act), settings.sym, settings.damp)
 
     def convert(index: int) -> Tensors:
         nonlocal hidden

@@ -33,8 +33,9 @@ class QuantizeSettings(msgspec.Struct, frozen=True, kw_only=True):
     bits: int | None = None
     group_size: int | None = None
     """-1: one group a row."""
-    desc_act: bool = False
-    """GPTQ: columns in the order of their activations' size."""
+    desc_act: bool | None = None
+    """GPTQ: columns in the order of their activations' size. By default so, as in AutoGPTQ: where a few features are
+    much larger than the rest, as in most language models, what is rounded first matters."""
     sym: bool = True
     """GPTQ: zero in the middle of every grid."""
     damp: float = 0.01
@@ -69,7 +70,10 @@ class QuantizeSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"{config.max_position_embeddings}"
             )
         group_size = self._group_size(config, bits)
-        return msgspec.structs.replace(self, bits=bits, group_size=group_size, samples=samples)
+        desc_act = method == "gptq" if self.desc_act is None else self.desc_act
+        return msgspec.structs.replace(
+            self, bits=bits, group_size=group_size, samples=samples, desc_act=desc_act
+        )
 
     def _refuse_for_int8(self) -> None:
         given = [

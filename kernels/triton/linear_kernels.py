@@ -17,7 +17,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _feature(p, half, HALVES: tl.constexpr):
+def _feature(p, half, HALVES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Which in-feature of a step the p-th of one product is: bytes of 4 bit codes hold features i and i + 8 of 16."""
     if HALVES == 2:
         return p // 8 * 16 + p % 8 + half * 8
@@ -25,7 +25,7 @@ def _feature(p, half, HALVES: tl.constexpr):
 
 
 @triton.jit
-def _store(total, out, scale, bias, T, N, t, n, part, out_stride, SPLIT: tl.constexpr):
+def _store(total, out, scale, bias, T, N, t, n, part, out_stride, SPLIT: tl.constexpr):  # type: ignore[no-untyped-def]
     """A part's bare sums into out [parts, T, N]; or, not split, the finished tile into out [T, N]."""
     mask = (t < T)[:, None] & (n < N)[None, :]
     row = t.to(tl.int64)
@@ -40,7 +40,7 @@ def _store(total, out, scale, bias, T, N, t, n, part, out_stride, SPLIT: tl.cons
 
 
 @triton.jit(do_not_specialize=["T"])
-def _few_rows(
+def _few_rows(  # type: ignore[no-untyped-def]
     x, weight, scale, bias, out, T, N, K, x_stride, out_stride, part_size,
     SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -61,7 +61,7 @@ def _few_rows(
 
 
 @triton.jit
-def _values(
+def _values(  # type: ignore[no-untyped-def]
     codes, table, n, columns, k0, K, groups, group_size, ONE_GROUP: tl.constexpr, BLOCKS: tl.constexpr
 ):
     """Scales or zeros [N, groups] of one step: float32 [1, BLOCK_N] where a step is of one group, else like codes.
@@ -83,7 +83,7 @@ def _values(
 
 
 @triton.jit(do_not_specialize=["T"])
-def _few_rows_packed(
+def _few_rows_packed(  # type: ignore[no-untyped-def]
     x, codes, scales, zeros, bias, out, T, N, K, x_stride, out_stride, pitch, part_octets, groups, group_size,
     SPLIT: tl.constexpr, HALVES: tl.constexpr, ONE_GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
@@ -119,7 +119,7 @@ def _few_rows_packed(
 
 
 @triton.jit(do_not_specialize=["T"])
-def _many_rows(
+def _many_rows(  # type: ignore[no-untyped-def]
     x, weight, scale, bias, out, T, N, K, x_stride, out_stride, part_size,
     HALVES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -143,7 +143,7 @@ def _many_rows(
 
 
 @triton.jit(do_not_specialize=["T"])
-def _finish(sums, scale, bias, out, T, N, parts, BLOCK: tl.constexpr):
+def _finish(sums, scale, bias, out, T, N, parts, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """out[t] = (sums[0, t] + sums[1, t] + …) * scale + bias; program (columns, row)."""
     t = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -159,7 +159,7 @@ def _finish(sums, scale, bias, out, T, N, parts, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _dequantise(
+def _dequantise(  # type: ignore[no-untyped-def]
     codes, scales, zeros, out, K, pitch, groups, group_size, HALVES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """out[n, k] = (codes[n, k] - zeros[n, g]) * scales[n, g], rounded to out's dtype; program (BLOCK bytes, row)."""

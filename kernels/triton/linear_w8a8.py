@@ -22,7 +22,7 @@ COLUMNS, STEP = 64, 64
 
 
 @triton.jit(do_not_specialize=["T"])
-def _codes_and_outliers(
+def _codes_and_outliers(  # type: ignore[no-untyped-def]
     x, factors, row_scales, weight, scale, bias, out, T, N, K, x_stride, limit,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip

@@ -32,12 +32,9 @@ def quantize(weight: torch.Tensor, *, group_size: int) -> tuple[torch.Tensor, to
     what is read back. Zero is always within the range, also of a group whose values are all of one sign.
     """
     groups = weight.float().unflatten(1, (-1, group_size))
-    least = groups.amin(dim=2).clamp(max=0.0)
-    largest = groups.amax(dim=2).clamp(min=0.0)
-    scales = ((largest - least).clamp(min=SMALLEST_RANGE) / TOP).half().float()
-    zeros = torch.round(-least / scales).clamp(0, TOP)
-    codes = torch.round(groups / scales.unsqueeze(2)) + zeros.unsqueeze(2)
-    return codes.clamp(0, TOP).to(torch.uint8).flatten(1), scales, zeros.to(torch.uint8)
+    scales = _spacing(groups).half().float()
+    codes, zeros = _nearest(groups, scales)
+    return codes.to(torch.uint8).flatten(1), scales, zeros.to(torch.uint8)
 
 
 def dequantize(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
@@ -118,7 +115,25 @@ def _candidate(size: torch.Tensor, weight_size: torch.Tensor, ratio: float) -> t
 
 
 def _rounded(weight: torch.Tensor, scale: torch.Tensor, group_size: int) -> torch.Tensor:
-    return dequantize(*quantize(weight * scale, group_size=group_size)) / scale
+    """Q(W * s) / s, with the groups' own scales as they are before float16: as AutoAWQ searches."""
+    groups = (weight * scale).unflatten(1, (-1, group_size))
+    spacing = _spacing(groups)
+    codes, zeros = _nearest(groups, spacing)
+    return ((codes - zeros.unsqueeze(2)) * spacing.unsqueeze(2)).flatten(1) / scale
+
+
+def _spacing(groups: torch.Tensor) -> torch.Tensor:
+    """[N, G, group] -> [N, G]: a fifteenth of each group's range."""
+    least, largest = groups.amin(dim=2).clamp(max=0.0), groups.amax(dim=2).clamp(min=0.0)
+    return (largest - least).clamp(min=SMALLEST_RANGE) / TOP
+
+
+def _nearest(groups: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [N, G, group] and zeros [N, G], in float32."""
+    least = groups.amin(dim=2).clamp(max=0.0)
+    zeros = torch.round(-least / scales).clamp(0, TOP)
+    codes = torch.round(groups / scales.unsqueeze(2)) + zeros.unsqueeze(2)
+    return codes.clamp(0, TOP), zeros
 
 
 def _clip_rows(weight: torch.Tensor, products: torch.Tensor, group_size: int) -> torch.Tensor:

@@ -37,7 +37,7 @@ def test_every_flag_reaches_the_files(heddle, model, tmp_path):
             "8",
             "--group-size",
             "16",
-            "--desc-act",
+            "--no-desc-act",
             "--no-sym",
         ],
         *["--damp", "0.05", "--calibration", str(tmp_path / "text.txt"), "--samples", "20"],
@@ -49,7 +49,7 @@ def test_every_flag_reaches_the_files(heddle, model, tmp_path):
     assert {key: said[key] for key in ("bits", "group_size", "desc_act", "sym", "damp_percent")} == {
         "bits": 8,
         "group_size": 16,
-        "desc_act": True,
+        "desc_act": False,
         "sym": False,
         "damp_percent": 0.05,
     }

@@ -25,7 +25,11 @@ def _wide(values: Any) -> np.ndarray:
 
 
 def _dot(self: Any, a: Any, b: Any, total: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-    """total + a @ b, products in float32, added one k after another."""
+    """total + a @ b, products in float32, added one k after another; those of int8 exactly, in int32."""
+    if total.dtype.scalar == tl.int32:
+        return interpreter.TensorHandle(
+            total.data + a.data.astype(np.int32) @ b.data.astype(np.int32), tl.int32
+        )
     left, right, sums = _wide(a), _wide(b), total.data.astype(np.float32)
     with np.errstate(all="ignore"):
         for k in range(left.shape[1]):

@@ -52,11 +52,19 @@ def test_every_kernel_builds_without_spills_and_uses_what_the_chip_has() -> None
     for line in child(ONE_OF_EACH, "80").splitlines():
         report = json.loads(line)
         found[report["kernel"]] = report
-    assert len(found) == 14
     for name, report in found.items():
         assert report["status"] == "ok", (name, report.get("error"))
         assert report["spills"] == 0, name
         assert 0 < report["registers"] <= 255
+    assert {
+        "dequantise",
+        "finish",
+        "merge_parts",
+        "rms_norm",
+        "rope_and_write",
+        "silu_mul",
+        "embedding",
+    } < set(found)
     for name in ("few_rows", "few_rows_packed", "many_rows", "shrink", "decode", "prefill"):
         assert found[name]["tensor_cores"] == "mma.sync", name
         assert found[name]["copies_in_flight"] >= 2, name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,24 +25,24 @@ GROUP = 8
 TOOL = Path(__file__).parents[3] / "shared" / "checkpoints" / "smollm2-135m-awq-g64.layers.safetensors"
 
 
-def rounded(values: list[float]) -> tuple[list[int], float, int]:
-    """Codes, scale and zero of one group."""
+def rounded(values: list[float], kind: Any = np.float16) -> tuple[list[int], float, int]:
+    """Codes, scale (rounded to `kind`) and zero of one group."""
     low, high = min(*values, 0.0), max(*values, 0.0)
-    scale = float(np.float16(max(high - low, 1e-5) / 15))
+    scale = float(kind(max(high - low, 1e-5) / 15))
     zero = min(max(round(-low / scale), 0), 15)
     return [min(max(round(v / scale) + zero, 0), 15) for v in values], scale, zero
 
 
-def stand_for(values: list[float]) -> list[float]:
-    codes, scale, zero = rounded(values)
+def stand_for(values: list[float], kind: Any = np.float16) -> list[float]:
+    codes, scale, zero = rounded(values, kind)
     return [(code - zero) * scale for code in codes]
 
 
-def round_trip(weight: np.ndarray) -> np.ndarray:
+def round_trip(weight: np.ndarray, kind: Any = np.float16) -> np.ndarray:
     out = np.zeros(weight.shape)
     for n in range(weight.shape[0]):
         for first in range(0, weight.shape[1], GROUP):
-            out[n, first : first + GROUP] = stand_for(weight[n, first : first + GROUP].tolist())
+            out[n, first : first + GROUP] = stand_for(weight[n, first : first + GROUP].tolist(), kind)
     return out
 
 
@@ -140,7 +141,7 @@ def test_the_scale_chosen_is_the_grids_best_for_the_modules_output() -> None:
     errors, scales = [], []
     for step in range(10):
         scale = expected_scale(step / 10, inputs, weights)
-        pair = [round_trip(weight * scale) / scale for weight in weights]
+        pair = [round_trip(weight * scale, np.float64) / scale for weight in weights]
         errors.append(float(((output(pair) - target) ** 2).mean()))
         scales.append(scale)
     best = int(np.argmin(errors))
