@@ -102,9 +102,7 @@ class Engine:
         step_bytes = machine.step_bytes(config, model_config, dtype, tokens)
         pool_bytes = machine.pool_bytes(config, device, step_bytes)
         self._pool = _allocate_pool(layout, pool_bytes, device)
-        self._memory = PoolAdapterMemory(
-            self._pool, model_config.linear_shapes, dtype, config.max_lora_rank
-        )
+        self._memory = PoolAdapterMemory(self._pool, model_config.linear_shapes, dtype, config.max_lora_rank)
         self._runner = Runner(
             self._model, self._pool, self._memory.tables, eos_token_ids=frozenset(model_config.eos_token_ids)
         )
@@ -252,6 +250,8 @@ class Engine:
         outputs = self._scheduler.drain() if plan is None else self._execute(plan)
         due = self._residency.busy or (self._scheduler.has_work and not self._residency.loading)
         self.idle = plan is None and not outputs and not due
+        if self.idle and not self._scheduler.has_work:
+            self._runner.swap.clear()
         return self._events(outputs, stepped=plan is not None)
 
     def _execute(self, plan: StepPlan) -> list[SequenceOutput]:

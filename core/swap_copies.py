@@ -26,6 +26,10 @@ class SwapCopies:
         """Host memory taken so far."""
         return sum(slab.nbytes for slab in self._slabs.values())
 
+    def clear(self) -> None:
+        """Nothing lies in it any more: give its memory back."""
+        self._slabs.clear()
+
     def move(self, plan: StepPlan) -> float:
         """Do the plan's moves, in the order that they need: a block that is copied out may be filled again in
         the same step. Returns the seconds that copies to and from host memory took."""

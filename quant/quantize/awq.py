@@ -20,6 +20,9 @@ SMALLEST_RANGE = 1e-5
 SHRINK_STEPS, SHRINK_GRID = 10, 20
 """A group's range is tried at 20/20, 19/20, ... 11/20 of its own."""
 
+SWEEPS = 3
+"""How often each group's range is chosen anew beside the others': a fourth time changes errors by 0.2 %."""
+
 CHUNK = 1 << 22
 """Differences squared at a time, which bounds their memory to some 16 MiB each."""
 
@@ -138,18 +141,18 @@ def _nearest(groups: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, 
 
 def _clip_rows(weight: torch.Tensor, products: torch.Tensor, group_size: int) -> torch.Tensor:
     lost = weight - dequantize(*quantize(weight, group_size=group_size))
-    best = weight.unflatten(1, (-1, group_size)).abs().amax(dim=2)
-    for group in range(best.shape[1]):
+    full = weight.unflatten(1, (-1, group_size)).abs().amax(dim=2)
+    best = full.clone()
+    for group in list(range(full.shape[1])) * SWEEPS:
         columns = slice(group * group_size, (group + 1) * group_size)
-        own, full = products[columns, columns], best[:, group].clone()
+        own, part = products[columns, columns], weight[:, columns]
         others = (
             lost @ products[:, columns] - lost[:, columns] @ own
         )  # [N, group]: what the other groups do here
-        least = torch.full_like(full, torch.inf)
+        least = torch.full((len(weight),), torch.inf)
         for step in range(SHRINK_STEPS):
-            largest = full * (1 - step / SHRINK_GRID)
-            kept = clip(weight[:, columns], largest.unsqueeze(1))
-            off = weight[:, columns] - dequantize(*quantize(kept, group_size=group_size))
+            largest = full[:, group] * (1 - step / SHRINK_GRID)
+            off = part - dequantize(*quantize(clip(part, largest.unsqueeze(1)), group_size=group_size))
             error = ((off @ own + 2 * others) * off).sum(dim=1)
             better = error < least
             least = torch.where(better, error, least)

@@ -81,8 +81,10 @@ class ForkedServer:
         return self.client.post("/v1/completions", json={"prompt": "hi", **fields})
 
     def kill(self) -> None:
-        """kill -9"""
+        """kill -9, where it is not dead yet."""
         self.client.close()
+        if not self.alive:
+            return
         os.kill(self._pid, signal.SIGKILL)
         while self._forks.hear() != "ended":
             pass

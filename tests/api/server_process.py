@@ -59,8 +59,10 @@ class Process:
         return self.popen.wait(30)
 
     def kill(self) -> None:
-        """kill -9 to the API process and the engine at the same moment."""
+        """kill -9 to the API process and the engine at the same moment, where they are not dead yet."""
         self.client.close()
+        if self.popen.poll() is not None:
+            return
         os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait(30)
 

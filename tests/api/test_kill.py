@@ -184,6 +184,7 @@ class Play:
                 server = self.start()
                 server.until_ready()
                 self._check(server, sources, texts, f"kill {kill}")
+                print(f"kill {kill + 1}: all is whole", flush=True)
                 meanings = {
                     f"{name.name}@{n}": source for name in self.names for n, source in name.meaning.items()
                 }
@@ -237,6 +238,7 @@ class Play:
         check_files(self.data, {v for name in self.names for _, v in name.state.versions}, sources)
 
 
+@pytest.mark.timeout(3600)
 def test_fifty_kills_of_the_serving_process_lose_nothing_and_leave_nothing_half_done(
     base: Path, sources: Path, tmp_path: Path
 ) -> None:

@@ -179,7 +179,7 @@ def test_the_estimate_decides_between_the_ways_by_itself(start: Start, llm: LLM)
     assert cost.copy_rate != 1e18, "the rate of copies was not measured"
 
 
-def test_swap_space_is_taken_when_it_is_first_written(start: Start, llm: LLM) -> None:
+def test_swap_space_takes_memory_only_while_somebody_lies_in_it(start: Start, llm: LLM) -> None:
     tight = start(pool_memory=3 * 7 * BLOCK, adapters={}, preemption="swap")
     swap = tight._engine._runner.swap
     assert swap.nbytes == 0
@@ -187,6 +187,9 @@ def test_swap_space_is_taken_when_it_is_first_written(start: Start, llm: LLM) ->
     requests.run(tight)
     assert tight._engine._scheduler.stats()["swap_outs"] > 0
     assert 0 < swap.nbytes <= 64 << 20
+    tight._engine.step()
+    assert tight._engine.idle
+    assert swap.nbytes == 0
 
 
 # ------------------------------------------------------------------ weights change while a sequence is out
