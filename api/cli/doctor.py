@@ -47,9 +47,9 @@ class Finding(msgspec.Struct, frozen=True):
     "--compile-dtypes",
     "dtypes",
     metavar="DTYPES",
-    default="float16,bfloat16,float32",
+    default="float16,bfloat16",
     show_default=True,
-    help="Activations that the kernels are built for.",
+    help="Activations that the kernels are built for: float16, bfloat16, float32.",
 )
 def doctor(as_json: bool, targets: str | None, dtypes: str) -> None:
     """Tell what this machine can run, and why not. Status 1 if it cannot serve at all, or a kernel does not build."""
