@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..core.detokenizer import Detokenizer
 from ..core.errors import EngineFailure
 from ..core.messages import Generate, SequenceOutput, TokenLogprobs
-from ..core.tokenizer import Tokenizer
+from ..core.text.detokenizer import Detokenizer
+from ..core.text.tokenizer import Tokenizer
 from .errors import ApiError
 from .logprobs import Entry
 from .prompts import Prompt

@@ -8,9 +8,9 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
-from ..core.chat_template import ChatTemplateError
 from ..core.errors import EngineFailure
 from ..core.sampling_params import ParamError
+from ..core.text.chat_template import ChatTemplateError
 from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
 from .errors import STATUS, ApiError, envelope, headers, invalid
 

@@ -15,7 +15,7 @@ from ..core.client import EngineClient
 from ..core.errors import EngineFailure
 from ..core.messages import Generate
 from ..core.sampling_params import SamplingParams, sequence_seed
-from ..core.tokenizer import Tokenizer
+from ..core.text.tokenizer import Tokenizer
 from .adapters import AdapterService
 from .auth import Caller
 from .choices import Choice

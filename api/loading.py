@@ -12,7 +12,7 @@ from ..core.client import EngineClient
 from ..core.errors import EngineFailure, EngineStartError
 from ..core.messages import Ready
 from ..core.model.config import ModelConfig, ModelError
-from ..core.tokenizer import Tokenizer, TokenizerError
+from ..core.text.tokenizer import Tokenizer, TokenizerError
 from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
 from ..lora.store import AdapterStore
 from .adapters import AdapterService

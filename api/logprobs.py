@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.messages import TokenLogprobs
-from ..core.tokenizer import Tokenizer
+from ..core.text.tokenizer import Tokenizer
 from .protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from .protocol.completions import CompletionLogprobs
 

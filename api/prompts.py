@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.chat_template import ChatTemplateError
-from ..core.tokenizer import Tokenizer
+from ..core.text.chat_template import ChatTemplateError
+from ..core.text.tokenizer import Tokenizer
 from .errors import invalid
 from .protocol.tokenize import (
     DetokenizeRequest,

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ..core.tokenizer import Tokenizer
+from ..core.text.tokenizer import Tokenizer
 from .choices import Choice, Delta
 from .logprobs import Entry, for_chat, for_completion, prompt_offsets
 from .protocol import chat, completions

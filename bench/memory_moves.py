@@ -24,7 +24,7 @@ from heddle import LLM, SamplingParams
 from heddle.core.checkpoint.demo import demo_base
 from heddle.core.messages import EvictAdapter, Generate, LoadAdapter, Reply
 from heddle.core.model.config import ModelConfig
-from heddle.core.plan import StepPlan, Swap
+from heddle.core.scheduling.plan import StepPlan, Swap
 from safetensors.numpy import save_file
 
 ADAPTERS, STREAMS = 4, 8

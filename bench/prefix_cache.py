@@ -18,7 +18,7 @@ from typing import Any
 
 from heddle import LLM, SamplingParams
 from heddle.core.checkpoint.demo import demo_base
-from heddle.core.prefix_cache import PrefixCache
+from heddle.core.scheduling.prefix_cache import PrefixCache
 
 TAIL, STREAMS, NEW = 8, 8, 16
 

@@ -31,7 +31,7 @@ from heddle.core.checkpoint.demo import demo_base
 from heddle.core.quantize.calibration import pieces, read_text
 from heddle.core.quantize.driver import quantize
 from heddle.core.quantize.settings import Method, QuantizeSettings
-from heddle.core.tokenizer import Tokenizer
+from heddle.core.text.tokenizer import Tokenizer
 
 HELD_TEXT = Path(__file__).with_name("held_text.txt")
 WINDOW = 512

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Literal
 
 from .config import EngineConfig
-from .engine_child import END_SECONDS, EngineChild
+from .engine.child import END_SECONDS, EngineChild
 from .errors import EngineFailure, EngineStartError
 from .memory import MemoryReport
 from .messages import (

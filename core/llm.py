@@ -20,7 +20,7 @@ from ..lora import canonical
 from ..lora.inspect import AdapterSpec, inspect
 from . import checkpoint
 from .config import EngineConfig
-from .engine import Engine
+from .engine.engine import Engine
 from .errors import EngineFailure
 from .messages import (
     Abort,
@@ -35,7 +35,7 @@ from .messages import (
 from .model.config import ModelConfig
 from .outputs import CompletionOutput, RequestOutput, SequenceCollector, best
 from .sampling_params import SamplingParams, sequence_seed
-from .tokenizer import Tokenizer
+from .text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 

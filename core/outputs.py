@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .detokenizer import Detokenizer
 from .errors import EngineFailure
 from .messages import FinishReason, Generate, SequenceOutput, TokenLogprobs
-from .tokenizer import Tokenizer
+from .text.detokenizer import Detokenizer
+from .text.tokenizer import Tokenizer
 
 
 @dataclass

@@ -10,7 +10,9 @@ import pytest
 
 from .postgres_server import PostgresServer
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported: its kernels take CPU tensors
+os.environ.setdefault(
+    "TRITON_INTERPRET", "1"
+)  # read when triton is first imported: its kernels take CPU tensors
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from ...quant.detect import Form, Requested, detect
 from ...quant.int8 import Int8Linear, quantize_named
 from ...quant.none import FloatLinear
 from ...quant.settings import SIDE_FILES
-from ..host_memory import give_back
+from ..engine.host_memory import give_back
 from .config import ModelConfig
 from .json_file import ModelError, read_json
 from .linears import layer_linears

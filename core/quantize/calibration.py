@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..model.json_file import ModelError
-from ..tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 
 PACKAGED = Path(__file__).with_name("calibration.txt")
 """Our own text (`calibration_text.py` says how it was made)."""

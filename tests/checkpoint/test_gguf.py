@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from heddle.core.checkpoint import CheckpointError, resolve
-from heddle.core.tokenizer import Tokenizer
+from heddle.core.text.tokenizer import Tokenizer
 from safetensors.numpy import load_file
 
 KINDS = ["F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]

@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 from heddle.core.checkpoint.errors import CheckpointError
 from heddle.core.checkpoint.sentencepiece_model import read_sentencepiece
-from heddle.core.tokenizer import Tokenizer, TokenizerError
+from heddle.core.text.tokenizer import Tokenizer, TokenizerError
 
 TEXTS = [
     "hello world",

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from heddle.core.block_pool import BlockPool
 from heddle.core.messages import AdapterUse, EngineError, Generate, SequenceOutput, TokenLogprobs
-from heddle.core.plan import StepPlan
-from heddle.core.restore_cost import RestoreCost, Way
 from heddle.core.sampling_params import SamplingParams
-from heddle.core.scheduler import Scheduler
+from heddle.core.scheduling.block_pool import BlockPool
+from heddle.core.scheduling.plan import StepPlan
+from heddle.core.scheduling.restore_cost import RestoreCost, Way
+from heddle.core.scheduling.scheduler import Scheduler
 from heddle.lora.residency import Residency
 
 from .fake_device import EOS, FakeDevice, FakeFile, ManualExecutor, chosen, extend, logprobs_of, scope_state

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from heddle.core.messages import AdapterUse, TokenLogprobs
-from heddle.core.plan import Sampled, StepPlan, StepResult
+from heddle.core.scheduling.plan import Sampled, StepPlan, StepResult
 from heddle.lora.adapter_memory import AdapterSize, ResidencyError
 from heddle.lora.errors import AdapterCorrupt
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from heddle.core.block_pool import BlockPool
-from heddle.core.prefix_index import Content
+from heddle.core.scheduling.block_pool import BlockPool
+from heddle.core.scheduling.prefix_index import Content
 
 
 class IdleAdapters:

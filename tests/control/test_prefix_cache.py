@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from heddle.core.messages import AdapterUse
-from heddle.core.prefix_cache import next_name, root_name
+from heddle.core.scheduling.prefix_cache import next_name, root_name
 
 
 def run(fake: Any, prompt: list[int], *adapters: Any, **params: Any) -> int:

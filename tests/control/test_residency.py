@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from heddle.core.block_pool import BlockPool
+from heddle.core.scheduling.block_pool import BlockPool
 from heddle.lora.adapter_memory import AdapterState, ResidencyError
 from heddle.lora.residency import Residency
 

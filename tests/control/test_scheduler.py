@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from heddle.core.messages import EngineError
-from heddle.core.plan import StepPlan, StepResult
-from heddle.core.queue_policy import Fifo
+from heddle.core.scheduling.plan import StepPlan, StepResult
+from heddle.core.scheduling.queue_policy import Fifo
 
 
 def tokens(count: int, start: int = 1) -> list[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from heddle.core.restore_cost import RestoreCost
-from heddle.core.swap_space import SwapSpace
+from heddle.core.scheduling.restore_cost import RestoreCost
+from heddle.core.scheduling.swap_space import SwapSpace
 
 
 def tokens(count: int, start: int = 1) -> list[int]:

@@ -34,7 +34,9 @@ def _cli(server: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def _engine_pid(server: Any) -> int:
     children = psutil.Process(server.process.pid).children(recursive=True)
-    engines = [child.pid for child in children if any("engine_process" in word for word in child.cmdline())]
+    engines = [
+        child.pid for child in children if any("core.engine.process" in word for word in child.cmdline())
+    ]
     assert len(engines) == 1, [child.cmdline() for child in children]
     return engines[0]
 

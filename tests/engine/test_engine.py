@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from heddle import LLM, SamplingParams
-from heddle.core.engine import Engine
+from heddle.core.engine.engine import Engine
 from heddle.core.messages import (
     Abort,
     AdapterState,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from heddle import LLM, SamplingParams
 from heddle.core.config import EngineConfig
-from heddle.core.engine import Engine
+from heddle.core.engine.engine import Engine
 from heddle.core.errors import EngineStartError
 
 Start = Callable[..., LLM]
@@ -45,7 +45,7 @@ def test_a_pool_that_cannot_be_allocated_is_named(base: Path, monkeypatch: pytes
     def no_memory(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("heddle.core.engine.Pool", no_memory)
+    monkeypatch.setattr("heddle.core.engine.engine.Pool", no_memory)
     with pytest.raises(EngineStartError, match="no room for a pool of 1048576 bytes"):
         Engine(EngineConfig(model=str(base), pool_memory=1 << 20))
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from heddle.core.client import EngineClient
 from heddle.core.config import EngineConfig
-from heddle.core.engine import Engine
+from heddle.core.engine.engine import Engine
 from heddle.core.memory import MemoryReport
 
 from ..quant.packers import edit, quantize_model

@@ -91,7 +91,7 @@ LOAD = """
 import gc, json, sys
 from pathlib import Path
 import torch
-from heddle.core.host_memory import give_back
+from heddle.core.engine.host_memory import give_back
 from heddle.core.model.config import ModelConfig
 from heddle.core.model.loader import load_model
 from heddle.kernels.ops import for_device

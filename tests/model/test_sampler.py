@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heddle.core.plan import Sampled
-from heddle.core.sampler import SampleRow, SamplingError, prompt_logprobs, sample
+from heddle.core.engine.sampler import SampleRow, SamplingError, prompt_logprobs, sample
 from heddle.core.sampling_params import SamplingParams
+from heddle.core.scheduling.plan import Sampled
 
 VOCAB = 64
 

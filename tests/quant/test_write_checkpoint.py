@@ -23,7 +23,7 @@ from heddle.core.quantize.float_layer import LayerMath
 from heddle.core.quantize.layers import awq_layer
 from heddle.core.quantize.settings import QuantizeSettings
 from heddle.core.quantize.source import Source
-from heddle.core.tokenizer import Tokenizer
+from heddle.core.text.tokenizer import Tokenizer
 
 from ..model.conftest import close, oracle
 from .gptq_by_columns import by_columns

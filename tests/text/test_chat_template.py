@@ -6,8 +6,8 @@ import json
 import time
 
 import pytest
-from heddle.core.chat_template import ChatTemplate, ChatTemplateError, normalise_messages
-from heddle.core.tokenizer import Tokenizer
+from heddle.core.text.chat_template import ChatTemplate, ChatTemplateError, normalise_messages
+from heddle.core.text.tokenizer import Tokenizer
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"

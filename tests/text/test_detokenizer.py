@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from heddle.core.detokenizer import Detokenizer, TextDelta
 from heddle.core.sampling_params import SamplingParams
-from heddle.core.tokenizer import Tokenizer
+from heddle.core.text.detokenizer import Detokenizer, TextDelta
+from heddle.core.text.tokenizer import Tokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 

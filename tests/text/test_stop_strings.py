@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from heddle.core.stop_strings import StopMatcher
+from heddle.core.text.stop_strings import StopMatcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

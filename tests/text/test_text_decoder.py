@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from heddle.core.detokenizer import token_texts
-from heddle.core.text_decoder import ByteLevelDecoder, PieceDecoder, WindowDecoder
-from heddle.core.tokenizer import Tokenizer
+from heddle.core.text.detokenizer import token_texts
+from heddle.core.text.text_decoder import ByteLevelDecoder, PieceDecoder, WindowDecoder
+from heddle.core.text.tokenizer import Tokenizer
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from heddle.core.tokenizer import Tokenizer, TokenizerError
+from heddle.core.text.tokenizer import Tokenizer, TokenizerError
 
 TEXTS = [
     "",
@@ -190,7 +190,7 @@ def test_no_heavy_package_is_imported(model_folder):
     """The server process holds the tokenizer; it must stay small."""
     folder = model_folder("pieces", chat_template="{{ messages[0].content }}")
     script = (
-        "import sys; from heddle.core.tokenizer import Tokenizer; import heddle.core.detokenizer;"
+        "import sys; from heddle.core.text.tokenizer import Tokenizer; import heddle.core.text.detokenizer;"
         f"t = Tokenizer.load({str(folder)!r}); t.encode_chat([{{'role': 'user', 'content': 'a'}}]);"
         "print([m for m in ('torch', 'transformers', 'numpy', 'huggingface_hub') if m in sys.modules])"
     )

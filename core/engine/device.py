@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import torch
 
-from .config import EngineConfig
-from .errors import EngineStartError
-from .model.config import ModelConfig
+from ..config import EngineConfig
+from ..errors import EngineStartError
+from ..model.config import ModelConfig
 from .runner import LOGIT_ROWS
 
 CPU_POOL_SHARE, CPU_POOL_LIMIT = 4, 4 << 30

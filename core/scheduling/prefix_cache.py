@@ -18,8 +18,8 @@ from hashlib import blake2b
 
 import msgspec
 
+from ..messages import AdapterUse
 from .block_pool import BlockPool
-from .messages import AdapterUse
 from .prefix_index import Content
 from .sequence import Sequence
 

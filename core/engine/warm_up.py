@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..kernels.ops import AdapterTables
-from ..kernels.pool import Pool
-from .messages import AdapterUse
-from .plan import Chunk, StepPlan
+from ...kernels.ops import AdapterTables
+from ...kernels.pool import Pool
+from ..messages import AdapterUse
+from ..sampling_params import SamplingParams
+from ..scheduling.plan import Chunk, StepPlan
+from ..scheduling.sequence import Sequence
 from .runner import Runner
-from .sampling_params import SamplingParams
-from .sequence import Sequence
 
 
 def warm_up(runner: Runner, pool: Pool, tables: AdapterTables) -> None:

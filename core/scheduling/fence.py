@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..lora.residency import Residency
+from ...lora.residency import Residency
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from typing import TextIO
 
 import torch
 
-from ..kernels.ops import AdapterTables
-from ..kernels.pool import Pool
-from ..lora.adapter_entry import short
+from ...kernels.ops import AdapterTables
+from ...kernels.pool import Pool
+from ...lora.adapter_entry import short
+from ..messages import EngineError, TokenLogprobs
+from ..model.llama import LlamaModel
+from ..scheduling.plan import Chunk, Sampled, StepPlan, StepResult
+from ..scheduling.sequence import Sequence
 from . import batch
-from .messages import EngineError, TokenLogprobs
-from .model.llama import LlamaModel
-from .plan import Chunk, Sampled, StepPlan, StepResult
 from .sampler import NotFinite, SampleRow, SamplingError, prompt_logprobs, sample
-from .sequence import Sequence
 from .swap_copies import SwapCopies
 
 LOGIT_ROWS = 256

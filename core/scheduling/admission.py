@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterator
 
-from ..lora.adapter_entry import Placing
-from ..lora.residency import Residency
+from ...lora.adapter_entry import Placing
+from ...lora.residency import Residency
 from .acceptance import Acceptance
 from .block_pool import BlockPool
 from .fence import Fence, Need

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .messages import TokenLogprobs
-from .plan import Sampled
-from .sampling_params import SamplingParams
+from ..messages import TokenLogprobs
+from ..sampling_params import SamplingParams
+from ..scheduling.plan import Sampled
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: the distribution has all its weight on the largest logit."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from .sampling_params import SamplingParams
+from ..sampling_params import SamplingParams
 from .stop_strings import StopMatcher
 from .tokenizer import Tokenizer
 

@@ -1,6 +1,6 @@
 """The engine process: reads commands from a socket, steps, writes one frame of events a step.
 
-Started by `core.client` as `python -m heddle.core.engine_process FD`, FD being one end of a socket pair. The
+Started by `core.client` as `python -m heddle.core.engine.process FD`, FD being one end of a socket pair. The
 first frame is the settings; what follows is commands. It ends with status 0 on `Shutdown` or when the other
 end is gone, and with status 2, after a `Failed` event, where it cannot start.
 """
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .config import EngineConfig
-from .errors import EngineStartError
-from .messages import HEADER, Command, Failed, Progress, Shutdown, decode_commands, decode_config, frame
+from ..config import EngineConfig
+from ..errors import EngineStartError
+from ..messages import HEADER, Command, Failed, Progress, Shutdown, decode_commands, decode_config, frame
 
 if TYPE_CHECKING:
     from .engine import Engine

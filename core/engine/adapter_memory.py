@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..kernels.ops import AdapterTables
-from ..kernels.pool import ROW_ALIGN, Pool
-from ..lora.adapter_memory import AdapterSize
-from ..lora.base import MODULES
-from ..lora.canonical import open_adapter
-from ..lora.layout import AdapterLayout, PoolDtype, pack
-from ..lora.spec import Delta
+from ...kernels.ops import AdapterTables
+from ...kernels.pool import ROW_ALIGN, Pool
+from ...lora.adapter_memory import AdapterSize
+from ...lora.base import MODULES
+from ...lora.canonical import open_adapter
+from ...lora.layout import AdapterLayout, PoolDtype, pack
+from ...lora.spec import Delta
 
 FORMS: dict[torch.dtype, PoolDtype] = {
     torch.float32: "float32",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .messages import AdapterUse, TokenLogprobs
-from .sampling_params import SamplingParams
+from ..messages import AdapterUse, TokenLogprobs
+from ..sampling_params import SamplingParams
 
 
 class Status(Enum):

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..kernels.ops import AdapterTables
-from ..kernels.pool import Pool
+from ...kernels.ops import AdapterTables
+from ...kernels.pool import Pool
+from ..memory import MemoryPart, MemoryReport, total, with_rest
+from ..model.llama import LlamaModel
 from .host_memory import resident, resident_part
-from .memory import MemoryPart, MemoryReport, total, with_rest
-from .model.llama import LlamaModel
 
 REST = "not accounted for"
 

@@ -6,8 +6,8 @@ import time
 
 import torch
 
-from ..kernels.pool import Pool
-from .plan import StepPlan
+from ...kernels.pool import Pool
+from ..scheduling.plan import StepPlan
 
 SLAB_BYTES = 64 << 20
 """Host memory is taken in pieces of this size, when their first slot is written."""

@@ -10,9 +10,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
+from ..checkpoint.errors import CheckpointError
+from ..checkpoint.sentencepiece_model import read_sentencepiece
 from .chat_template import ChatTemplate, ChatTemplateError, normalise_messages
-from .checkpoint.errors import CheckpointError
-from .checkpoint.sentencepiece_model import read_sentencepiece
 from .text_decoder import (
     ByteLevelDecoder,
     PieceDecoder,

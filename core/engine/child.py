@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 
-from .config import EngineConfig
-from .messages import HEADER, Command, Event, decode_events, frame
+from ..config import EngineConfig
+from ..messages import HEADER, Command, Event, decode_events, frame
 
 END_SECONDS = 5.0
 """How long a process may take to end by itself, after it was told to or its socket closed."""
@@ -77,7 +77,7 @@ def _start_process() -> tuple[subprocess.Popen[bytes], socket.socket]:
     end."""
     ours, theirs = socket.socketpair()
     # -P: the working directory must not shadow installed packages.
-    command = [sys.executable, "-P", "-m", "heddle.core.engine_process", str(theirs.fileno())]
+    command = [sys.executable, "-P", "-m", "heddle.core.engine.process", str(theirs.fileno())]
     with theirs:
         try:
             return subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL), ours

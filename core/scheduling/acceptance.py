@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..lora.residency import Residency
-from .messages import EngineError, Generate
+from ...lora.residency import Residency
+from ..messages import EngineError, Generate
 from .sequence import Sequence
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..lora.residency import Residency
+from ...lora.residency import Residency
+from ..messages import EngineError, FinishReason, Generate, SequenceOutput
 from .acceptance import Acceptance
 from .admission import Admission
 from .block_pool import BlockPool
-from .messages import EngineError, FinishReason, Generate, SequenceOutput
 from .plan import Chunk, Sampled, StepPlan, StepResult
 from .prefix_cache import PrefixCache
 from .queue_policy import Fifo, QueuePolicy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .messages import EngineError, TokenLogprobs
+from ..messages import EngineError, TokenLogprobs
 from .sequence import Sequence
 
 

@@ -19,10 +19,10 @@ from itertools import chain
 import numpy as np
 import torch
 
-from ..kernels.ops import AdapterTables, AttentionBatch, LoraBatch
-from ..lora import segments
-from .model.forward_batch import ForwardBatch
-from .plan import Chunk
+from ...kernels.ops import AdapterTables, AttentionBatch, LoraBatch
+from ...lora import segments
+from ..model.forward_batch import ForwardBatch
+from ..scheduling.plan import Chunk
 
 ALIGN = 16
 """Bytes: where each array begins in the one buffer of a transfer."""

@@ -11,19 +11,14 @@ from pathlib import Path
 
 import torch
 
-from ..kernels import ops
-from ..kernels.pool import Pool, PoolLayout
-from ..lora.adapter_memory import ResidencyError
-from ..lora.residency import Residency
-from . import device as machine
-from .adapter_memory import MAX_POOL_BYTES, PoolAdapterMemory
-from .block_pool import BlockPool
-from .config import EngineConfig
-from .errors import EngineStartError
-from .host_memory import give_back
-from .memory import MemoryPart, MemoryReport
-from .memory_report import memory_report
-from .messages import (
+from ...kernels import ops
+from ...kernels.pool import Pool, PoolLayout
+from ...lora.adapter_memory import ResidencyError
+from ...lora.residency import Residency
+from ..config import EngineConfig
+from ..errors import EngineStartError
+from ..memory import MemoryPart, MemoryReport
+from ..messages import (
     Abort,
     Command,
     EngineError,
@@ -41,13 +36,18 @@ from .messages import (
     SequenceOutput,
     Stats,
 )
-from .model.config import ModelConfig, ModelError
-from .model.loader import load_model
-from .plan import StepPlan
-from .restore_cost import RestoreCost
+from ..model.config import ModelConfig, ModelError
+from ..model.loader import load_model
+from ..sampling_params import ParamError
+from ..scheduling.block_pool import BlockPool
+from ..scheduling.plan import StepPlan
+from ..scheduling.restore_cost import RestoreCost
+from ..scheduling.scheduler import Scheduler
+from . import device as machine
+from .adapter_memory import MAX_POOL_BYTES, PoolAdapterMemory
+from .host_memory import give_back
+from .memory_report import memory_report
 from .runner import Runner
-from .sampling_params import ParamError
-from .scheduler import Scheduler
 from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""One engine: the step loop, what it runs on the device, and the process around it."""
