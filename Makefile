@@ -12,7 +12,7 @@ TYPED := __init__.py api core quant lora kernels adapters bench
 export MYPYPATH := .types
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench judges lock clean
+.PHONY: help setup demo test check format bench quality judges lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -46,6 +46,9 @@ format: $(STAMP)  ## rewrite the code in the project's format
 
 bench: $(STAMP)  ## the performance table
 	$(BIN)/python bench/throughput.py $(ARGS)
+
+quality: $(STAMP)  ## what each number form costs: perplexity, output errors, INT8 beside bitsandbytes (half an hour)
+	$(BIN)/python bench/quantization.py $(ARGS)
 
 $(JUDGES_STAMP): pyproject.toml
 	@test -x $(JUDGES)/bin/python || $(PYTHON) -m venv $(JUDGES)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -60,6 +61,7 @@ class AdapterService:
         self._holds = Holds(store)
         self._loaded = EngineAdapters(store, engine, workers, self._holds)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._scratch = config.data_dir / "uploads"
         self._scratch_lock: int | None = None
 
@@ -160,44 +162,57 @@ class AdapterService:
     async def _create(
         self, create: AdapterCreate, folder: Path, tenant: str, source: str | None, dry_run: bool = False
     ) -> tuple[Adapter, bool]:
-        registration = await self._workers.files(
-            self._store.register,
-            folder,
-            name=create.name,
-            tenant=tenant,
-            replace=bool(create.replace),
-            description=create.description,
-            dry_run=dry_run,
-            source=source,
-        )
-        record = registration.record
+        given: dict[str, Any] = {
+            "name": create.name,
+            "tenant": tenant,
+            "replace": bool(create.replace),
+            "description": create.description,
+            "source": source,
+        }
         if dry_run:
-            return self._view(record, self._planned_blocks(registration)), False
+            planned = await self._workers.files(self._store.register, folder, dry_run=True, **given)
+            return self._view(planned.record, self._planned_blocks(planned)), False
+        async with self._changes_of(tenant, create.name):
+            registration = await self._register(folder, create.pinned, given)
+        record = registration.record
         self._holds.returned(record.digest)
-        if record.pinned or create.pinned is not None:
-            record = await self._settle_pin(registration, create.pinned)
         if create.preload:
             await self._loaded.preload(record)
         elif create.preload is None:
             self._in_background(self._loaded.preload(record))
         return self._view(record), registration.created
 
-    async def _settle_pin(self, registration: Registration, pinned: bool | None) -> AdapterRecord:
-        """Give the name's new version its pin, or undo the registration where the pool has no room for it."""
-        record = registration.record
-        wanted = record.pinned if pinned is None else pinned
+    async def _register(self, folder: Path, pinned: bool | None, given: dict[str, Any]) -> Registration:
+        """Register; what is to be pinned is pinned in the engine first, so that a version the pool has no room for
+        never comes to be."""
+        current = await self._current(given["name"], given["tenant"])
+        if not (pinned or (pinned is None and current is not None and current.pinned)):
+            registration = await self._workers.files(self._store.register, folder, pinned=pinned, **given)
+            if pinned is not None:
+                await self._loaded.sync_pins()
+            return registration
+        staged = await self._workers.files(self._store.stage, folder, **given)
         try:
-            if wanted:
-                await self._loaded.pin_new(record)
-            record = await self._workers.registry(
-                self._store.patch, record.name, record.tenant, pinned=wanted
-            )
-        except ApiError:
-            if registration.created:
-                await self.remove(record.reference, Caller(record.tenant, is_admin=True))
+            await self._loaded.move_pin(staged, instead_of=current)
+            registration = await self._workers.files(self._store.register, folder, pinned=pinned, **given)
+        except BaseException:
+            await self._workers.registry(self._holds.removed_elsewhere, [staged.digest])
+            await self._loaded.free()
+            await self._loaded.sync_pins()
             raise
         await self._loaded.sync_pins()
-        return record
+        return registration
+
+    async def _current(self, name: str, tenant: str) -> AdapterRecord | None:
+        """The name's current version, if it has one."""
+        try:
+            return await self._workers.registry(self._store.get, name, tenant)
+        except StoreError:
+            return None
+
+    def _changes_of(self, tenant: str, name: str) -> asyncio.Lock:
+        """Held while a name's versions and pin change, in registry and engine."""
+        return self._changing.setdefault((tenant, name), asyncio.Lock())
 
     def _planned_blocks(self, registration: Registration) -> int:
         ready = self._engine.ready
@@ -243,20 +258,21 @@ class AdapterService:
 
     async def patch(self, name: str, patch: AdapterPatch, caller: Caller) -> Adapter:
         """Change pin, description or current version; `pin_limit` where no more may be pinned."""
-        record = await self._get(name, caller)
-        target = record if patch.version is None else await self._get(f"{name}@{patch.version}", caller)
-        if record.pinned if patch.pinned is None else patch.pinned:
-            await self._loaded.move_pin(target, instead_of=record)
-        record = await self._workers.registry(
-            self._store.patch,
-            name,
-            caller.tenant,
-            pinned=patch.pinned,
-            description=patch.description,
-            version=patch.version,
-        )
-        if patch.pinned is not None or patch.version is not None:
-            await self._loaded.sync_pins()
+        async with self._changes_of(caller.tenant, name):
+            record = await self._get(name, caller)
+            target = record if patch.version is None else await self._get(f"{name}@{patch.version}", caller)
+            if record.pinned if patch.pinned is None else patch.pinned:
+                await self._loaded.move_pin(target, instead_of=record)
+            record = await self._workers.registry(
+                self._store.patch,
+                name,
+                caller.tenant,
+                pinned=patch.pinned,
+                description=patch.description,
+                version=patch.version,
+            )
+            if patch.pinned is not None or patch.version is not None:
+                await self._loaded.sync_pins()
         return self._view(record)
 
     async def load(self, ref: str, caller: Caller) -> Adapter:

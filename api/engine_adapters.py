@@ -106,48 +106,39 @@ class EngineAdapters:
 
     # ---------------------------------------------------------------- pins
 
-    async def pin_new(self, record: AdapterRecord) -> None:
-        """Pin a name's new version in the engine before the registry says so. Raises `pin_limit`."""
+    async def move_pin(self, record: AdapterRecord, instead_of: AdapterRecord | None) -> None:
+        """Pin `record` for a name whose pin, if any, was on `instead_of`, before the registry says so. Raises
+        `pin_limit`, and then it stays where it was."""
         async with self._pinning:
-            with _naming(record):
+            with _naming(record, *([] if instead_of is None else [instead_of])):
                 await self.know(record)
-                await self._sync_pins(but=record.digest)  # a replaced version gives its pin back first
-                await self._engine.pin(record.digest, True)
-
-    async def move_pin(self, record: AdapterRecord, instead_of: AdapterRecord) -> None:
-        """Move a name's pin to `record`. Raises `pin_limit`, and then it stays where it was."""
-        async with self._pinning:
-            with _naming(record, instead_of):
-                await self.know(record)
-                moves = instead_of.pinned and instead_of.digest != record.digest
-                if moves:
-                    await self._engine.pin(instead_of.digest, False)
+                before = None
+                if instead_of is not None and instead_of.pinned and instead_of.digest != record.digest:
+                    before = instead_of.digest
+                    await self._engine.pin(before, False)
                 try:
                     await self._engine.pin(record.digest, True)
                 except EngineFailure:
-                    if moves:
-                        await self._engine.pin(instead_of.digest, True)
+                    if before is not None:
+                        await self._engine.pin(before, True)
                     raise
 
     async def sync_pins(self) -> None:
         """Make the engine's pins those of the registry: a digest is pinned while any name pins it."""
         async with self._pinning:
-            await self._sync_pins()
-
-    async def _sync_pins(self, but: str | None = None) -> None:
-        records = await self._workers.registry(self._store.pinned)
-        wanted = {record.digest: record for record in records if record.digest != but}
-        for digest, state in list(self._engine.adapters.items()):
-            if state.pinned and digest not in wanted and digest != but:
-                await self._try_pin(digest, False, digest)
-        for digest, record in wanted.items():
-            if not self.state(digest).pinned:
-                try:
-                    await self.know(record)
-                except ApiError as error:
-                    logger.warning("pin not changed", adapter=record.reference, reason=str(error))
-                else:
-                    await self._try_pin(digest, True, record.reference)
+            records = await self._workers.registry(self._store.pinned)
+            wanted = {record.digest: record for record in records}
+            for digest, state in list(self._engine.adapters.items()):
+                if state.pinned and digest not in wanted:
+                    await self._try_pin(digest, False, digest)
+            for digest, record in wanted.items():
+                if not self.state(digest).pinned:
+                    try:
+                        await self.know(record)
+                    except ApiError as error:
+                        logger.warning("pin not changed", adapter=record.reference, reason=str(error))
+                    else:
+                        await self._try_pin(digest, True, record.reference)
 
     async def _try_pin(self, digest: str, pinned: bool, name: str) -> None:
         try:

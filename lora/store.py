@@ -115,10 +115,7 @@ class AdapterStore:
         the same and changes nothing. Raises AdapterInvalid; StoreError invalid_request (name),
         adapter_exists, tenant_not_found.
         """
-        self._check_name(name)
-        spec = inspect(folder, self._base, max_rank=self._max_rank, max_bytes=self._max_bytes)
-        # Refuse before a large file is written; the transaction below decides.
-        self._database.read(lambda session: self._current_version(session, tenant, name, spec, replace))
+        spec = self._checked(folder, name, tenant, replace)
         if dry_run:
             record = planned(spec, name, tenant, bool(pinned), description, source)
             return Registration(record=record, spec=spec, created=False, replaced=False)
@@ -160,6 +157,29 @@ class AdapterStore:
                 self.collect([spec.digest])
             raise
         return done
+
+    def stage(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        tenant: str = PUBLIC,
+        replace: bool = False,
+        description: str | None = None,
+        source: str | None = None,
+    ) -> AdapterRecord:
+        """Check as `register` does and write the file alone: what it is going to make, which no version names
+        yet."""
+        spec = self._checked(folder, name, tenant, replace)
+        self._blobs.put(spec.digest, lambda path: canonical.write(spec, folder, path))
+        return planned(spec, name, tenant, True, description, source)
+
+    def _checked(self, folder: Path, name: str, tenant: str, replace: bool) -> AdapterSpec:
+        """What is in `folder`, if it may become a version of `name`; the transaction that makes it one decides."""
+        self._check_name(name)
+        spec = inspect(folder, self._base, max_rank=self._max_rank, max_bytes=self._max_bytes)
+        self._database.read(lambda session: self._current_version(session, tenant, name, spec, replace))
+        return spec
 
     def _check_name(self, name: str) -> None:
         if registry.NAME.fullmatch(name) is None:

@@ -103,9 +103,10 @@ class Engine:
         pool_bytes = machine.pool_bytes(config, device, step_bytes)
         self._pool = _allocate_pool(layout, pool_bytes, device)
         self._memory = PoolAdapterMemory(self._pool, model_config.linear_shapes, dtype, config.max_lora_rank)
-        self._runner = Runner(
-            self._model, self._pool, self._memory.tables, eos_token_ids=frozenset(model_config.eos_token_ids)
-        )
+        self._swap_bytes = self._host_bytes = int(config.swap_space * 2**30) // 2
+        swap_slots = self._swap_bytes // self._pool.layout.block_bytes
+        eos_token_ids = frozenset(model_config.eos_token_ids)
+        self._runner = Runner(self._model, self._pool, self._memory.tables, eos_token_ids, swap_slots)
         warm_up(self._runner, self._pool, self._memory.tables)
         give_back()
         if config.step_log is not None:
@@ -120,7 +121,6 @@ class Engine:
             token_cost=restore_cost.token_cost,
             order=_block_order(config, self._pool.num_blocks),
         )
-        self._swap_bytes = self._host_bytes = int(config.swap_space * 2**30) // 2
         self._residency = Residency(
             memory=self._memory,
             blocks=self._blocks,
@@ -138,9 +138,9 @@ class Engine:
             max_num_batched_tokens=tokens,
             max_model_len=max_model_len,
             max_queued=config.max_queued_requests,
-            eos_token_ids=frozenset(model_config.eos_token_ids),
+            eos_token_ids=eos_token_ids,
             restore_cost=restore_cost,
-            swap_slots=self._swap_bytes // block_bytes,
+            swap_slots=swap_slots,
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._loads: dict[str, list[int]] = {}
@@ -250,7 +250,7 @@ class Engine:
         outputs = self._scheduler.drain() if plan is None else self._execute(plan)
         due = self._residency.busy or (self._scheduler.has_work and not self._residency.loading)
         self.idle = plan is None and not outputs and not due
-        if self.idle and not self._scheduler.has_work:
+        if not self._scheduler.has_work:
             self._runner.swap.clear()
         return self._events(outputs, stepped=plan is not None)
 

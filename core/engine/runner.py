@@ -33,7 +33,12 @@ class Runner:
     pool."""
 
     def __init__(
-        self, model: LlamaModel, pool: Pool, tables: AdapterTables, eos_token_ids: frozenset[int]
+        self,
+        model: LlamaModel,
+        pool: Pool,
+        tables: AdapterTables,
+        eos_token_ids: frozenset[int],
+        swap_slots: int,
     ) -> None:
         self.captured: dict[int, torch.Tensor] = {}
         """By sequence key, float32 [tokens, vocab] on the CPU that receives the logits of each of its
@@ -42,7 +47,7 @@ class Runner:
         self._pool = pool
         self._tables = tables
         self._eos_token_ids = eos_token_ids
-        self.swap = SwapCopies(pool)
+        self.swap = SwapCopies(pool, swap_slots)
         self._steps = 0
         self._forwards = 0
         self._log: TextIO | None = None

@@ -14,10 +14,12 @@ SLAB_BYTES = 64 << 20
 
 
 class SwapCopies:
-    """Swap space's memory: slot s is row s % n of slab s // n, n slots to a slab; pinned beside CUDA."""
+    """Swap space's memory: slot s is row s % n of slab s // n, n slots to a slab, the last one as short as it may
+    be; pinned beside CUDA."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, num_slots: int) -> None:
         self._pages = pool.pages()  # uint8 [num_blocks, block_bytes]
+        self._num_slots = num_slots
         self._slab_slots = max(1, SLAB_BYTES // self._pages.shape[1])
         self._slabs: dict[int, torch.Tensor] = {}
 
@@ -51,7 +53,7 @@ class SwapCopies:
         index, row = divmod(slot, self._slab_slots)
         slab = self._slabs.get(index)
         if slab is None:
-            shape = (self._slab_slots, self._pages.shape[1])
+            shape = (min(self._slab_slots, self._num_slots - index * self._slab_slots), self._pages.shape[1])
             slab = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pages.is_cuda)
             self._slabs[index] = slab
         return slab[row]

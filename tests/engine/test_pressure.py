@@ -124,6 +124,26 @@ def watch(llm: LLM, choices: int, monkeypatch: pytest.MonkeyPatch) -> list[GaveW
     return seen
 
 
+def give_way_half_sent(llm: LLM, choices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a sequence gives way, once, when it has generated half a character or half its stop string.
+
+    Which ones do by themselves depends on how long an adapter takes to load."""
+    engine, first_byte = llm._engine, llm.tokenizer.encode("é")[0]
+    step, done = engine.step, set()
+
+    def stepped() -> Any:
+        for sequence in list(engine._scheduler._running):
+            kind, tokens = (sequence.key - 1) // choices % 4, sequence.output_token_ids
+            half_a_stop = kind == 1 and STOP_AT < len(tokens) < STOP_AT + STOP_LENGTH
+            half_a_character = kind == 2 and tokens[-1:] == [first_byte]
+            if (half_a_stop or half_a_character) and sequence.key not in done:
+                done.add(sequence.key)
+                engine._scheduler._preempt(sequence)
+        return step()
+
+    monkeypatch.setattr(engine, "step", stepped)
+
+
 @pytest.mark.parametrize("choices", [1, 3])
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_under_pressure_every_answer_is_the_quiet_one(
@@ -140,6 +160,7 @@ def test_under_pressure_every_answer_is_the_quiet_one(
     requests, want = quiet(choices)
     tight = start(pool_memory=(3 * 7 + 2) * BLOCK, adapters={"r4": adapters["r4"]}, preemption=preemption)
     seen = watch(tight, choices, monkeypatch)
+    give_way_half_sent(tight, choices, monkeypatch)
     got = requests.run(tight)
 
     for one, other in zip(want, got):
@@ -180,16 +201,21 @@ def test_the_estimate_decides_between_the_ways_by_itself(start: Start, llm: LLM)
 
 
 def test_swap_space_takes_memory_only_while_somebody_lies_in_it(start: Start, llm: LLM) -> None:
-    tight = start(pool_memory=3 * 7 * BLOCK, adapters={}, preemption="swap")
-    swap = tight._engine._runner.swap
-    assert swap.nbytes == 0
+    tight = start(pool_memory=3 * 7 * BLOCK, adapters={}, preemption="swap", swap_space=2 * 9 * BLOCK / 2**30)
+    swap, taken = tight._engine._runner.swap, [0]
+    move = swap.move
+
+    def watched(plan: Any) -> float:
+        seconds = move(plan)
+        taken.append(swap.nbytes)
+        return seconds
+
+    swap.move = watched
     requests = drawn(llm, 1).plain(12)
     requests.run(tight)
     assert tight._engine._scheduler.stats()["swap_outs"] > 0
-    assert 0 < swap.nbytes <= 64 << 20
-    tight._engine.step()
-    assert tight._engine.idle
-    assert swap.nbytes == 0
+    assert 0 < max(taken) <= 9 * BLOCK, "half of the swap space is for host copies"
+    assert swap.nbytes == 0, "given back with the last answer"
 
 
 # ------------------------------------------------------------------ weights change while a sequence is out

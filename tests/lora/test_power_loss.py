@@ -147,15 +147,15 @@ def test_a_file_whose_writer_died_before_its_name_was_fsynced_lasts_once_it_is_r
 
 @pytest.mark.parametrize("of_folder", [False, True], ids=["of the file", "of the folder"])
 def test_these_tests_notice_an_fsync_that_is_left_out(
-    of_folder: bool, folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_folder: bool, folders: list[Path], tmp_path: Path
 ) -> None:
     root = tmp_path / "disk"
     root.mkdir()
     store = AdapterStore.open(root / "data", base_of(2))
     disk = Disk(root, tmp_path / "cuts")
-    with disk.recording():
+    with disk.recording(), pytest.MonkeyPatch.context() as patch:  # undone before the recording's own
         real = os.fsync
-        monkeypatch.setattr(
+        patch.setattr(
             os, "fsync", lambda handle: None if os.path.isdir(handle) == of_folder else real(handle)
         )
         store.register(folders[0], name="a")

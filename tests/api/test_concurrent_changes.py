@@ -1,0 +1,68 @@
+"""Changes of one name at the same time: a receipt is of its own registration, a refused version never existed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+SOURCES = ("a", "b", "c")
+
+
+def test_each_receipt_is_of_what_was_sent(own_server):
+    digests = {source: own_server.register(f"only-{source}", source).json()["digest"] for source in SOURCES}
+    draw = random.Random(5)
+
+    def replace(_: int) -> tuple[str, bool | None, httpx.Response]:
+        source, pinned = draw.choice(SOURCES), draw.choice([None, True, False])
+        fields: dict[str, Any] = {"replace": True, "preload": draw.choice([True, False])}
+        return source, pinned, own_server.register("q", source, pinned=pinned, **fields)
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(replace, range(60)))
+    versions = own_server.client.get("/adapters/q/versions").json()["data"]
+    made = {version["version"]: version["digest"] for version in versions}
+    for source, pinned, answer in answers:
+        assert answer.status_code in (200, 201), answer.text
+        receipt = answer.json()
+        assert receipt["digest"] == digests[source] == made[receipt["version"]]
+        assert pinned is None or receipt["pinned"] is pinned
+    created = [answer.json()["version"] for _, _, answer in answers if answer.status_code == 201]
+    assert sorted(created) == sorted(made), "one version each"
+    current = own_server.client.get("/adapters/q").json()
+    assert own_server.engine.adapters[current["digest"]].pinned is current["pinned"]
+
+
+def test_a_version_that_may_not_be_pinned_is_never_seen(own_server):
+    """The pin of a name's new version is refused while requests and listings run."""
+    before = own_server.register("x", "a", pinned=True).json()
+    engine = own_server.engine
+    pin, seen = engine.pin, []
+
+    async def slow_refusal(digest: str, pinned: bool) -> Any:
+        if pinned and digest != before["digest"]:
+            await asyncio.sleep(0.4)
+            engine.pin_limit, limit = 0, engine.pin_limit
+            try:
+                return await pin(digest, pinned)
+            finally:
+                engine.pin_limit = limit
+        return await pin(digest, pinned)
+
+    engine.pin = slow_refusal
+    with ThreadPoolExecutor(1) as threads:
+        refused = threads.submit(own_server.register, "x", "c", replace=True)
+        while not refused.done():
+            seen.append(own_server.client.get("/adapters/x").json()["version"])
+            seen.append(own_server.complete(adapter="x").json()["adapter"])
+    assert (refused.result().status_code, refused.result().json()["error"]["code"]) == (409, "pin_limit")
+    assert len(seen) > 2
+    assert set(seen) == {1, "x@1"}
+    assert engine.adapters[before["digest"]].pinned, "the pin is back where it was"
+    assert set(engine.adapters) == {before["digest"]}, "what was refused is forgotten"
+    del engine.pin
+    again = own_server.register("x", "c", replace=True)
+    assert (again.status_code, again.json()["version"], again.json()["pinned"]) == (201, 2, True)
