@@ -176,6 +176,7 @@ class AdapterService:
             registration = await self._register(folder, create.pinned, given)
         record = registration.record
         self._holds.returned(record.digest)
+        await self._loaded.file_is_back(record)
         if create.preload:
             await self._loaded.preload(record)
         elif create.preload is None:

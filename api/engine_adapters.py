@@ -77,6 +77,11 @@ class EngineAdapters:
         self._lost.pop(record.digest, None)
         await self._engine.know(record.digest, str(path), pinned=record.pinned)
 
+    async def file_is_back(self, record: AdapterRecord) -> None:
+        """Its file has just been written or checked: why an earlier load failed holds no longer."""
+        if self.state(record.digest).error is not None and record.status == "ready":
+            await self.know(record)
+
     async def load(self, record: AdapterRecord) -> None:
         with _naming(record):
             await self.know(record)

@@ -156,7 +156,8 @@ def test_a_stored_file_that_rots_fails_its_own_adapter_alone_until_it_is_registe
         assert text(server.complete(adapter="sound")) == right["sixteen"]
         assert text(server.complete()) == right[None]
     assert failure(server.client.post("/adapters/rotten/load"))[:2] == (503, "adapter_failed")
-    assert register(server, "rotten", "five").status_code == 200
+    again = register(server, "rotten", "five")
+    assert (again.status_code, again.json()["status"], again.json()["error"]) == (200, "ready", None)
     assert file.read_bytes() == whole
     assert text(server.complete(adapter="rotten")) == right["five"]
     assert server.client.get("/adapters/rotten").json()["status"] == "ready"
