@@ -113,7 +113,7 @@ class AdapterStore:
         Where the name's current version already holds the same weights for the same base, no version is made.
         `pinned` and `description` change the name's when they are given, in either case. A dry run checks all
         the same and changes nothing. Raises AdapterInvalid; StoreError invalid_request (name),
-        adapter_exists, tenant_not_found.
+        adapter_exists, tenant_not_found, overloaded.
         """
         spec = self._checked(folder, name, tenant, replace)
         if dry_run:
@@ -148,14 +148,14 @@ class AdapterStore:
 
         done = None
         stored_before = self._blobs.exists(spec.digest)
-        try:
-            while done is None:
-                self._blobs.put(spec.digest, lambda path: canonical.write(spec, folder, path))
+        while done is None:
+            self._write_blob(spec, folder)
+            try:
                 done = self._database.write(add)
-        except StoreError:
-            if not stored_before:
-                self.collect([spec.digest])
-            raise
+            except StoreError:
+                if not stored_before:
+                    self.collect([spec.digest])
+                raise
         return done
 
     def stage(
@@ -171,7 +171,7 @@ class AdapterStore:
         """Check as `register` does and write the file alone: what it is going to make, which no version names
         yet."""
         spec = self._checked(folder, name, tenant, replace)
-        self._blobs.put(spec.digest, lambda path: canonical.write(spec, folder, path))
+        self._write_blob(spec, folder)
         return planned(spec, name, tenant, True, description, source)
 
     def _checked(self, folder: Path, name: str, tenant: str, replace: bool) -> AdapterSpec:
@@ -180,6 +180,14 @@ class AdapterStore:
         spec = inspect(folder, self._base, max_rank=self._max_rank, max_bytes=self._max_bytes)
         self._database.read(lambda session: self._current_version(session, tenant, name, spec, replace))
         return spec
+
+    def _write_blob(self, spec: AdapterSpec, folder: Path) -> None:
+        """Raises StoreError overloaded where the blob store is full or gone: another time it may be there."""
+        try:
+            self._blobs.put(spec.digest, lambda path: canonical.write(spec, folder, path))
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise StoreError("overloaded", f"the adapter's file cannot be stored now: {reason}") from error
 
     def _check_name(self, name: str) -> None:
         if registry.NAME.fullmatch(name) is None:

@@ -13,7 +13,7 @@ from ...core.config import EngineConfig
 from ..config import ServerConfig
 from .failure import USAGE, fail, note
 from .render import size
-from .values import ByteSize, NamedPath
+from .values import ByteSize, FiniteRange, NamedPath
 
 Command = TypeVar("Command", bound=Callable[..., object])
 Flag = tuple[tuple[str, ...], dict[str, Any]]
@@ -134,12 +134,12 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
             ),
             setting(
                 "--gpu-memory-utilization",
-                type=click.FloatRange(0, 1, min_open=True),
+                type=FiniteRange(0, 1, min_open=True),
                 help="CUDA: share to use.",
             ),
             setting(
                 "--swap-space",
-                type=click.FloatRange(min=0),
+                type=FiniteRange(min=0),
                 metavar="GIB",
                 help="Host memory: half for swapped sequences, half for copies of adapters.",
             ),
@@ -197,7 +197,7 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
             setting("--max-body-bytes", type=ByteSize(), help="Larger bodies, adapters aside, are refused."),
             setting(
                 "--request-timeout",
-                type=click.FloatRange(min=0, min_open=True),
+                type=FiniteRange(min=0, min_open=True),
                 help="Seconds. [default: none]",
             ),
             setting("--log-level", type=click.Choice(LOG_LEVELS), help="What is logged."),

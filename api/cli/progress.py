@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from .render import size
+
+LINE_SECONDS = 20.0
+"""Where stderr is no terminal: so long between two lines on one thing that is going on."""
 
 
 class ProgressBars:
@@ -21,6 +25,7 @@ class ProgressBars:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._tasks: dict[str, TaskID] = {}
+        self._said = 0.0
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -45,13 +50,18 @@ class ProgressBars:
         self._progress.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        amount, now = _amount(done, total), time.monotonic()
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(what, total=total or None, amount="")
-            if not self._console.is_terminal:
-                self._console.print(f"{what} …", highlight=False)
-        self._progress.update(
-            self._tasks[what], completed=done, total=total or None, amount=_amount(done, total)
-        )
+            self._say(f"{what} …", now)
+        elif now - self._said >= LINE_SECONDS:
+            self._say(f"{what}: {amount}", now)
+        self._progress.update(self._tasks[what], completed=done, total=total or None, amount=amount)
+
+    def _say(self, line: str, now: float) -> None:
+        if not self._console.is_terminal:
+            self._console.print(line, highlight=False)
+            self._said = now
 
 
 def _amount(done: int, total: int) -> str:

@@ -1,9 +1,11 @@
-"""Kinds of values that flags take: sizes in bytes, and adapters as NAME=PATH."""
+"""Kinds of values that flags take: sizes in bytes, finite numbers, and adapters as NAME=PATH."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from typing import Any
 
 import rich_click as click
 
@@ -39,6 +41,16 @@ class ByteSize(click.ParamType):
         if size <= 0:
             self.fail(f"{value!r} must be more than nothing", param, ctx)
         return size
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds; nan and inf are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 class NamedPath(click.ParamType):

@@ -10,7 +10,7 @@ import pytest
 from heddle.api.cli.options import repeat_flag
 from heddle.api.cli.progress import ProgressBars
 from heddle.api.cli.render import ago, size
-from heddle.api.cli.values import ByteSize
+from heddle.api.cli.values import ByteSize, FiniteRange
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,21 @@ def test_progress_without_a_terminal_is_one_line_a_thing(monkeypatch):
             bars("downloading", done, 3)
         bars("waiting", 0, 0)
     assert stderr.getvalue() == "downloading …\nwaiting …\n"
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "four"])
+def test_a_number_is_finite_and_within_its_bounds(text):
+    with pytest.raises(click.BadParameter):
+        FiniteRange(min=0).convert(text, None, None)
+    assert FiniteRange(min=0).convert("0.5", None, None) == 0.5
+
+
+def test_long_work_says_how_far_it_is_where_stderr_is_no_terminal(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr("heddle.api.cli.progress.time.monotonic", lambda: now[0])
+    with ProgressBars() as bars:
+        for done in range(5):
+            bars("quantising", done, 30)
+            now[0] += 15
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["quantising …", "quantising: 2 of 30", "quantising: 4 of 30"]

@@ -206,6 +206,21 @@ def test_a_database_that_goes_away_is_an_outage_and_not_a_fault(
     store.close()
 
 
+def test_a_blob_store_that_goes_away_is_an_outage_and_not_a_fault(
+    store: AdapterStore, folders: list[Path], tmp_path: Path
+) -> None:
+    (blobs,) = (tmp_path / "data" / "blobs").iterdir()
+    store.register(folders[0], name="a")
+    away = blobs.rename(tmp_path / "away")
+    for change in (store.register, store.stage):
+        error = refused("overloaded", lambda change=change: change(folders[1], name="b"))
+        assert "cannot be stored now: No such file" in str(error)
+        assert str(tmp_path) not in str(error)
+    assert [record.name for record in store.list()] == ["a"]
+    away.rename(blobs)
+    assert store.register(folders[1], name="b").created
+
+
 def test_a_file_in_use_stays_until_it_is_let_go_and_the_next_start_takes_what_was_left(
     open_store: Callable[..., AdapterStore], folders: list[Path], tmp_path: Path
 ) -> None:
