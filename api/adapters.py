@@ -196,7 +196,7 @@ class AdapterService:
         try:
             await self._loaded.move_pin(staged, instead_of=current)
             registration = await self._workers.files(self._store.register, folder, pinned=pinned, **given)
-        except BaseException:
+        except BaseException:  # a cancelled call too: what was staged for it has to go
             await self._workers.registry(self._holds.removed_elsewhere, [staged.digest])
             await self._loaded.free()
             await self._loaded.sync_pins()

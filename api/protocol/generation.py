@@ -116,11 +116,15 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def num_prompts(self) -> int:
-        """How many prompts the request has. Raises `invalid_request` where it has none, or too many."""
+        """How many prompts the request has. Raises `invalid_request` where it has none, or too many.
+
+        Completions and chat each have their own."""
         raise NotImplementedError
 
     def token_logprobs(self) -> tuple[int | None, int | None]:
-        """Alternatives to report with each new token, and with each prompt token; None: no such thing."""
+        """Alternatives to report with each new token, and with each prompt token; None: no such thing.
+
+        Completions and chat each have their own."""
         raise NotImplementedError
 
     def sampling_params(self, vocab_size: int) -> SamplingParams:

@@ -142,7 +142,7 @@ def test_groups_that_do_not_divide_the_inputs_are_refused() -> None:
 def test_a_layer_of_autoawqs_own_gives_its_weights_and_outputs(backend: str) -> None:
     path = SHARED / "autoawq_gemm_g64_k_proj.safetensors"
     if not path.is_file():
-        pytest.skip(f"{path.name} is not here")
+        pytest.skip(f"{path.name} is not here; HEDDLE_CHECKPOINTS names the folder of such layers")
     stored = load_file(path)
     packed = Packed({key: stored[key] for key in ("qweight", "qzeros", "scales")}, stored["weight"])
     linear = read(packed, settings(group_size=64), backend)

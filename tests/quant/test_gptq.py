@@ -271,7 +271,7 @@ def test_shapes_that_do_not_fill_words_are_refused() -> None:
 def golden(name: str, **how: Any) -> tuple[dict[str, torch.Tensor], PackedSettings]:
     path = SHARED / f"autogptq_{name}_k_proj.safetensors"
     if not path.is_file():
-        pytest.skip(f"{path.name} is not here")
+        pytest.skip(f"{path.name} is not here; HEDDLE_CHECKPOINTS names the folder of such layers")
     return load_file(path), settings(group_size=64, sym=True, **how)
 
 
