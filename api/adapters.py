@@ -60,7 +60,7 @@ class AdapterService:
         self._workers = workers
         self._holds = Holds(store)
         self._loaded = EngineAdapters(store, engine, workers, self._holds)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._changing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._scratch = config.data_dir / "uploads"
         self._scratch_lock: int | None = None
@@ -177,11 +177,15 @@ class AdapterService:
         record = registration.record
         self._holds.returned(record.digest)
         await self._loaded.file_is_back(record)
+        adapter = None
         if create.preload:
-            await self._loaded.preload(record)
+            reason = await self._loaded.preload(record)
+            adapter = self._view(record)
+            if reason is not None:
+                adapter.warnings = [*adapter.warnings, f"not preloaded: {reason}"]
         elif create.preload is None:
             self._in_background(self._loaded.preload(record))
-        return self._view(record), registration.created
+        return adapter or self._view(record), registration.created
 
     async def _register(self, folder: Path, pinned: bool | None, given: dict[str, Any]) -> Registration:
         """Register; what is to be pinned is pinned in the engine first, so that a version the pool has no room for
@@ -289,11 +293,31 @@ class AdapterService:
         return self._view(record)
 
     async def remove(self, ref: str, caller: Caller) -> None:
-        """Requests that use a removed version go on; its memory and files are freed after the last one."""
-        removal = await self._workers.registry(self._holds.remove, ref, caller.tenant)
-        await self._loaded.free()
-        if any(record.pinned for record in removal.removed):
-            await self._loaded.sync_pins()
+        """Requests that use a removed version go on; its memory and files are freed after the last one.
+
+        Raises `pin_limit` where the name is pinned and the version that would become current has no room among
+        the pins: nothing is removed then.
+        """
+        name, at, _ = ref.partition("@")
+        async with self._changes_of(caller.tenant, name):
+            if at:
+                await self._hand_pin_on(await self._get(ref, caller), caller)
+            removal = await self._workers.registry(self._holds.remove, ref, caller.tenant)
+            await self._loaded.free()
+            if any(record.pinned for record in removal.removed):
+                await self._loaded.sync_pins()
+
+    async def _hand_pin_on(self, removed: AdapterRecord, caller: Caller) -> None:
+        """Pin what becomes current when this version goes, if the name is pinned and it can be."""
+        if not removed.pinned:
+            return
+        versions = await self._workers.registry(self._store.versions, removed.name, caller.tenant)
+        others = [record for record in versions if record.version != removed.version]
+        if not others:
+            return
+        successor = max(others, key=lambda record: record.version or 0)
+        if successor.status == "ready":
+            await self._loaded.move_pin(successor, instead_of=removed)
 
     # ---------------------------------------------------------------- use by requests
 
@@ -347,7 +371,7 @@ class AdapterService:
             ) as error:  # what was counted is kept, and written the next time
                 logger.warning("usage not written", reason=str(error))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -87,12 +87,14 @@ class EngineAdapters:
             await self.know(record)
             await self._engine.load(record.digest)
 
-    async def preload(self, record: AdapterRecord) -> None:
-        """Load it, or leave a note in the log."""
+    async def preload(self, record: AdapterRecord) -> str | None:
+        """Load it, or leave a note in the log and say why not."""
         try:
             await self.load(record)
         except (EngineFailure, ApiError) as error:
             logger.warning("adapter not preloaded", adapter=record.reference, reason=str(error))
+            return str(error)
+        return None
 
     async def evict(self, record: AdapterRecord, to: Literal["host", "disk"]) -> None:
         with _naming(record):

@@ -19,7 +19,7 @@ def receipt(
         version=record.version,
         digest=record.digest,
         status=_status(record, state),
-        error=None if state.error is None else named(state.error, [record]),
+        error=_error(record, state),
         residency=state.residency,
         pinned=record.pinned,
         rank=record.rank,
@@ -44,3 +44,9 @@ def _status(record: AdapterRecord, state: AdapterState) -> Status:
     if state.error is not None:
         return "failed"
     return "loading" if state.loading else "ready"
+
+
+def _error(record: AdapterRecord, state: AdapterState) -> str | None:
+    if record.status == "incompatible":
+        return f"made for another base ({record.base_model})"
+    return None if state.error is None else named(state.error, [record])

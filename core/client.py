@@ -1,9 +1,8 @@
 """The API process's side of the engine: submit, abort, adapter calls; keeps the engine process alive.
 
 One `EngineClient` owns one engine process. When the process dies, its sequences end with an error, it is
-started again (after a pause that grows while it keeps dying), and it is told again which adapters there are.
-Control code:
-no torch.
+started again (after a pause that grows while it keeps dying), and it is told again which adapters and tenants
+there are. Control code: no torch.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from .messages import (
     EvictAdapter,
     Failed,
     ForgetAdapter,
+    ForgetTenant,
     Generate,
     GetMemory,
     KnowAdapter,
@@ -37,8 +37,10 @@ from .messages import (
     Ready,
     Reply,
     SequenceOutput,
+    SetTenant,
     Shutdown,
     Stats,
+    TenantShare,
 )
 
 __all__ = ["EngineClient", "EngineFailure", "EngineStartError"]
@@ -65,6 +67,7 @@ class EngineClient:
         self._on_progress = on_progress
         self._child: EngineChild | None = None
         self._known: dict[str, KnowAdapter] = {}
+        self._tenants: dict[str, TenantShare] = {}
         self._streams: dict[int, asyncio.Queue[SequenceOutput]] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._numbers = itertools.count(1)
@@ -193,6 +196,23 @@ class EngineClient:
         assert report is not None
         return report
 
+    # ---------------------------------------------------------------- tenants
+
+    def set_tenant(self, share: TenantShare) -> None:
+        """What this tenant may have of the engine, now and in every later engine process."""
+        if self._tenants.get(share.name) == share:
+            return
+        self._tenants[share.name] = share
+        if self._child is not None and self.ready is not None:
+            self._child.send([SetTenant(share)])
+
+    def forget_tenant(self, name: str) -> None:
+        """It is again as a tenant nobody has heard of."""
+        if self._tenants.pop(name, None) is not None and self._child is not None and self.ready is not None:
+            self._child.send([ForgetTenant(name)])
+
+    # ---------------------------------------------------------------- inside
+
     def _state(self, digest: str) -> AdapterState:
         return self.adapters.get(digest) or AdapterState(digest=digest, residency="disk")
 
@@ -253,8 +273,9 @@ class EngineClient:
         try:
             async for event in child.events():
                 if isinstance(event, Ready):
-                    if self._known:
-                        child.send(list(self._known.values()))
+                    shares = [SetTenant(share) for share in self._tenants.values()]
+                    if known := [*self._known.values(), *shares]:
+                        child.send(known)
                     self.ready = event
                     if not first.done():
                         first.set_result(event)

@@ -109,6 +109,30 @@ class GetMemory(msgspec.Struct, frozen=True, tag="memory"):
     call: int
 
 
+class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant may have of the engine, beside the others."""
+
+    name: str
+    weight: float = 1.0
+    """Tenants that wait are served in proportion to their weights."""
+    pool_share: float | None = None
+    """Of the pool's blocks (0 < share <= 1): no more while others wait. None: its part by weight."""
+    queued_requests: int | None = None
+    """Sequences that may wait at a time; more are refused as `rate_limit_exceeded`. None: unlimited."""
+
+
+class SetTenant(msgspec.Struct, frozen=True, tag="set_tenant"):
+    """From now on this holds for the tenant of that name, also for what it has queued or running."""
+
+    tenant: TenantShare
+
+
+class ForgetTenant(msgspec.Struct, frozen=True, tag="forget_tenant"):
+    """The tenant has weight 1 and no limits again, as one that was never heard of."""
+
+    name: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Finish nothing, free everything, end the process with status 0."""
 
@@ -122,6 +146,8 @@ Command = (
     | EvictAdapter
     | PinAdapter
     | GetMemory
+    | SetTenant
+    | ForgetTenant
     | Shutdown
 )
 

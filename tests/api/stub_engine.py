@@ -18,6 +18,7 @@ from heddle.core.messages import (
     Ready,
     SequenceOutput,
     Stats,
+    TenantShare,
     TokenLogprobs,
 )
 
@@ -63,6 +64,7 @@ class StubEngine:
         self.pid = os.getpid()
         self.adapters: dict[str, AdapterState] = {}
         self.paths: dict[str, str] = {}
+        self.tenants: dict[str, TenantShare] = {}
         self.restarts = 0
         self.running: set[int] = set()
         self._keys = itertools.count(1)
@@ -88,6 +90,8 @@ class StubEngine:
         self.commands: list[Generate] = []
         self.aborted: list[int] = []
         self.pin_limit = 2
+        self.too_large: set[str] = set()
+        """Digests that can neither be pinned nor loaded."""
 
     async def start(self) -> Ready:
         self.ready = Ready(
@@ -186,6 +190,8 @@ class StubEngine:
         self.paths.pop(digest, None)
 
     async def load(self, digest: str) -> AdapterState:
+        if digest in self.too_large:
+            raise EngineFailure(EngineError("capacity_exceeded", "the adapter is larger than the pool"))
         self._set(digest, residency="device", blocks=3)
         return self.adapters[digest]
 
@@ -195,10 +201,16 @@ class StubEngine:
 
     async def pin(self, digest: str, pinned: bool) -> AdapterState:
         count = sum(state.pinned for other, state in self.adapters.items() if other != digest)
-        if pinned and count >= self.pin_limit:
+        if pinned and (count >= self.pin_limit or digest in self.too_large):
             raise EngineFailure(EngineError("pin_limit", "pins may hold half of the pool"))
         self._set(digest, pinned=pinned)
         return self.adapters[digest]
+
+    def set_tenant(self, share: TenantShare) -> None:
+        self.tenants[share.name] = share
+
+    def forget_tenant(self, name: str) -> None:
+        self.tenants.pop(name, None)
 
     async def memory(self) -> MemoryReport:
         return MEMORY

@@ -1,0 +1,1 @@
+"""What the API process knows of tenants: who they are, their keys, limits and usage."""
