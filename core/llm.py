@@ -18,7 +18,7 @@ import torch
 
 from ..lora import canonical
 from ..lora.inspect import AdapterSpec, inspect
-from . import checkpoint
+from . import byte_size, checkpoint
 from .config import EngineConfig
 from .engine.engine import Engine
 from .errors import EngineFailure
@@ -315,8 +315,10 @@ def _engine_config(folder: Path, settings: dict[str, Any]) -> EngineConfig:
     if settings.get("quantization") == "bitsandbytes":
         settings = settings | {"quantization": "int8"}
     try:
+        if isinstance(size := settings.get("pool_memory"), str):
+            settings = settings | {"pool_memory": byte_size.parse(size)}
         return msgspec.convert(settings | {"model": str(folder)}, EngineConfig)
-    except msgspec.ValidationError as error:
+    except ValueError as error:  # msgspec's own are ValueErrors too
         raise ValueError(f"LLM(): {error}") from error
 
 

@@ -18,7 +18,6 @@ from .failure import REFUSED, USAGE, fail
 from .memory_table import show_memory
 from .options import ServerCommand, server_config, server_options
 from .progress import ProgressBars
-from .values import UNITS
 
 PACKAGE = Path(__file__).parents[2]
 SHIPPED_ADAPTERS = PACKAGE / "adapters"
@@ -53,7 +52,7 @@ def serve(model: str, **flags: Any) -> None:
 
 
 @click.command(cls=ServerCommand)
-@server_options(quantization="int8", pool_memory=512 * UNITS["mi"])
+@server_options(quantization="int8", pool_memory=512 << 20)
 def demo(**flags: Any) -> None:
     """Serve the demo base (SmolLM2-135M-Instruct, fetched once) with three demo adapters.
 

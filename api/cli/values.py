@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
 import rich_click as click
 
-UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
+from ...core import byte_size
 
 
 class ByteSize(click.ParamType):
@@ -30,17 +19,10 @@ class ByteSize(click.ParamType):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?", str(value).strip().lower())
-        if match is None:
-            self.fail(
-                f"{value!r} is not a size: give bytes, or a number with a unit such as 512MiB or 2GB",
-                param,
-                ctx,
-            )
-        size = int(float(match.group(1)) * UNITS[match.group(2)])
-        if size <= 0:
-            self.fail(f"{value!r} must be more than nothing", param, ctx)
-        return size
+        try:
+            return byte_size.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class FiniteRange(click.FloatRange):

@@ -68,3 +68,9 @@ def test_a_pool_smaller_than_the_context_is_allowed(start: Start) -> None:
     assert llm._engine.ready.max_model_len == 256
     assert llm._engine.ready.num_blocks == 4
     assert len(llm.generate(["abc"], GREEDY)[0].outputs[0].token_ids) == 8
+
+
+def test_a_pool_in_words(start: Start) -> None:
+    assert start(pool_memory="64KiB", adapters={}).config.pool_memory == 65536
+    with pytest.raises(ValueError, match=r"LLM\(\): '64 parsecs' is not a size"):
+        start(pool_memory="64 parsecs", adapters={})
