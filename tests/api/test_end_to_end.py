@@ -104,6 +104,26 @@ def test_the_openai_client_sees_stops_models_and_errors(client, world):
     assert long.value.code == "context_length_exceeded"
 
 
+def test_a_version_made_current_again_finds_its_cache_warm(server, world):
+    prompt = PROMPT * 3
+    expected = {name: text_of(reference(world, name, [*prompt.encode()], 6)[0]) for name in ("one", "five")}
+
+    def complete() -> tuple[str, int, str]:
+        answer = server.complete(prompt=prompt, adapter="turning", max_tokens=6).json()
+        details = answer["usage"]["prompt_tokens_details"]
+        return answer["choices"][0]["text"], details["cached_tokens"], answer["adapter"]
+
+    server.client.post("/adapters", json={"name": "turning", "source": "one"})
+    assert complete() == (expected["one"], 0, "turning@1")
+    server.client.post("/adapters", json={"name": "turning", "source": "five", "replace": True})
+    assert complete() == (expected["five"], 0, "turning@2"), "nothing of the old weights is found"
+    assert server.client.patch("/adapters/turning", json={"version": 1}).json()["version"] == 1
+    text, cached, adapter = complete()
+    assert (text, adapter) == (expected["one"], "turning@1")
+    assert cached >= len(prompt) - 16, "all but the last block at least"
+    assert server.client.delete("/adapters/turning").status_code == 204
+
+
 def test_weighted_adapters_are_summed(server, world):
     """Two equal halves of one adapter are that adapter; weight 0 is the base."""
     whole = server.complete(adapter="five", logprobs=0).json()["choices"][0]
