@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Grammar", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from .core.llm import LLM
     from .core.sampling_params import SamplingParams
+    from .core.text.grammar import Grammar
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from .core.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "Grammar":
+        from .core.text.grammar import Grammar
+
+        return Grammar
     raise AttributeError(f"module 'heddle' has no attribute {name!r}")

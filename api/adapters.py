@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +25,9 @@ from ..lora import sources
 from ..lora.base import BaseModel
 from ..lora.errors import AdapterInvalid, StoreError
 from ..lora.layout import AdapterLayout
+from ..lora.quota import Quota, reached
 from ..lora.records import AdapterRecord, Registration
-from ..lora.store import AdapterStore
+from ..lora.store import UNLIMITED, AdapterStore
 from .auth import PUBLIC, Caller
 from .config import ServerConfig
 from .engine_adapters import EngineAdapters
@@ -34,11 +35,13 @@ from .errors import ApiError
 from .holds import Holds
 from .protocol.adapters import Adapter, AdapterCreate, AdapterPatch
 from .receipts import receipt
+from .uploads import OVERHEAD_BYTES
 from .workers import Pool, Workers
 
 logger = structlog.get_logger(__name__)
 
-FLUSH_SECONDS = 10.0
+VIEWS_AT_ONCE = 200
+FLUSH_SECONDS = 5.0
 """How often counted usage is written to the registry."""
 
 
@@ -58,12 +61,14 @@ class AdapterService:
         self._store = store
         self._engine = engine
         self._workers = workers
-        self._holds = Holds(store)
+        self._holds = Holds(store, workers.registry)
         self._loaded = EngineAdapters(store, engine, workers, self._holds)
         self._tasks: set[asyncio.Task[object]] = set()
         self._changing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._scratch = config.data_dir / "uploads"
         self._scratch_lock: int | None = None
+        self.quota_of: Callable[[str], Quota] = lambda _tenant: UNLIMITED
+        """How much a tenant may register. What the operator registers at the start is not held to it."""
 
     # ---------------------------------------------------------------- life
 
@@ -92,6 +97,7 @@ class AdapterService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._holds.close()
         await self._workers.registry(self._store.close)
         if self._scratch_lock is not None:
             os.close(self._scratch_lock)
@@ -135,12 +141,27 @@ class AdapterService:
         finally:
             await self._workers.files(shutil.rmtree, folder, ignore_errors=True)
 
+    @contextlib.contextmanager
+    def upload_limit(self, caller: Caller) -> Iterator[int]:
+        """The most bytes a file of the caller's may have; it is not read to its end where the tenant's adapters
+        could not hold it even if there were no others. Raises `rate_limit_exceeded` for that."""
+        most, quota = self._config.max_adapter_bytes, self.quota_of(caller.tenant)
+        room = most if quota.adapter_bytes is None else quota.adapter_bytes + OVERHEAD_BYTES
+        try:
+            yield min(room, most)
+        except ApiError as error:
+            if error.code != "body_too_large" or room >= most:
+                raise
+            raise reached("adapter_bytes", quota.adapter_bytes or 0, "this upload is larger") from error
+
     async def create_from_source(
         self, create: AdapterCreate, caller: Caller, dry_run: bool = False
     ) -> tuple[Adapter, bool]:
         """Register what lies at `create.source`. Returns the receipt, and whether a version was made."""
         if create.source is None:
             raise ApiError("invalid_request", "source is missing", "source")
+        tenant = caller.tenant
+        await self._workers.registry(self._store.check_room, create.name, tenant, self.quota_of(tenant))
         async with self.scratch() as folder:
             await self._workers.files(
                 sources.fetch,
@@ -168,6 +189,7 @@ class AdapterService:
             "replace": bool(create.replace),
             "description": create.description,
             "source": source,
+            "quota": self.quota_of(tenant),
         }
         if dry_run:
             planned = await self._workers.files(self._store.register, folder, dry_run=True, **given)
@@ -237,7 +259,7 @@ class AdapterService:
     async def all_of(self, caller: Caller) -> list[Adapter]:
         """Every name's current version: all tenants' for the admin, else what the caller can use."""
         if caller.is_admin:
-            return [self._view(record) for record in await self._workers.registry(self._store.list, None)]
+            return await self._views(await self._workers.registry(self._store.list, None))
         return await self.usable(caller)
 
     async def usable(self, caller: Caller) -> list[Adapter]:
@@ -247,14 +269,16 @@ class AdapterService:
             own = {record.name for record in records}
             public = await self._workers.registry(self._store.list, PUBLIC)
             records = records + [record for record in public if record.name not in own]
-        return [self._view(record) for record in records]
+        return await self._views(records)
 
     async def get(self, ref: str, caller: Caller) -> Adapter:
-        return self._view(await self._get(ref, caller))
+        """The caller's own, then public's. Raises StoreError `adapter_not_found`."""
+        return self._view(await self._workers.registry(self._store.get, ref, caller.tenant, shared=True))
 
     async def versions(self, name: str, caller: Caller) -> list[Adapter]:
-        records = await self._workers.registry(self._store.versions, name, caller.tenant)
-        return [self._view(record) for record in records]
+        """Of the caller's own, then public's. Raises StoreError `adapter_not_found`."""
+        records = await self._workers.registry(self._store.versions, name, caller.tenant, shared=True)
+        return await self._views(records)
 
     async def _get(self, ref: str, caller: Caller) -> AdapterRecord:
         return await self._workers.registry(self._store.get, ref, caller.tenant)
@@ -319,6 +343,12 @@ class AdapterService:
         if successor.status == "ready":
             await self._loaded.move_pin(successor, instead_of=removed)
 
+    async def removed_with_tenant(self, digests: list[str]) -> None:
+        """Let go of what no version names any more since a tenant with versions of these `digests` was removed."""
+        await self._workers.registry(self._holds.removed_elsewhere, digests)
+        await self._loaded.free()
+        await self._loaded.sync_pins()
+
     # ---------------------------------------------------------------- use by requests
 
     async def hold(self, ref: str, tenant: str) -> AdapterRecord:
@@ -326,12 +356,7 @@ class AdapterService:
 
         Raises StoreError `model_not_found`, `adapter_invalid` for one made for another base.
         """
-        finding = asyncio.ensure_future(self._workers.registry(self._holds.resolve, ref, tenant))
-        try:
-            record = await asyncio.shield(finding)
-        except asyncio.CancelledError:
-            finding.add_done_callback(self._release_found)
-            raise
+        record = await self._holds.resolve(ref, tenant)
         try:
             await self._loaded.know(record)
         except BaseException:
@@ -339,22 +364,20 @@ class AdapterService:
             raise
         return record
 
-    def _release_found(self, finding: asyncio.Future[AdapterRecord]) -> None:
-        if not finding.cancelled() and finding.exception() is None:
-            self.release(finding.result())
-
     def release(self, record: AdapterRecord) -> None:
         if self._holds.release(record.digest):
             self._in_background(self._loaded.free())
 
-    def count_usage(self, record: AdapterRecord, prompt_tokens: int, generated_tokens: int) -> None:
-        """One finished request."""
-        if record.version_id is not None:
-            self._store.touch(
-                record.version_id, prompt_tokens=prompt_tokens, generated_tokens=generated_tokens
-            )
-
     # ---------------------------------------------------------------- the rest
+
+    async def _views(self, records: Sequence[AdapterRecord]) -> list[Adapter]:
+        """Of any number of them, in turns with requests' work."""
+        views = []
+        for record in records:
+            views.append(self._view(record))
+            if len(views) % VIEWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return views
 
     def _view(self, record: AdapterRecord, planned_blocks: int | None = None) -> Adapter:
         state = self._loaded.state(record.digest)
@@ -364,7 +387,7 @@ class AdapterService:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             try:
-                await self._workers.registry(self._store.flush_usage)
+                await self._workers.registry(self._store.usage.flush)
             except (
                 SQLAlchemyError,
                 StoreError,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from litestar import Litestar
 from litestar.datastructures import State
-from litestar.types import ASGIApp
+from litestar.types import ASGIApp, ControllerRouterHandler
 
 from .error_answers import handle
 from .front import Front
-from .routes import adapters, chat, completions, health, lora, models, tokenize
+from .routes import adapters, chat, completions, health, lora, models, openapi, tenants, tokenize
+from .routes.options import options
+from .shortcut import Shortcut
 from .state import ServerState
 
-HANDLERS = [
+HANDLERS: list[ControllerRouterHandler] = [
     *health.HANDLERS,
     *models.HANDLERS,
     *completions.HANDLERS,
@@ -19,13 +21,20 @@ HANDLERS = [
     *tokenize.HANDLERS,
     *adapters.HANDLERS,
     *lora.HANDLERS,
+    *tenants.HANDLERS,
+    *openapi.HANDLERS,
 ]
 
 
 def create_app(state: ServerState) -> ASGIApp:
     """The ASGI application of one server; who runs it fills in `state` and moves its phase."""
-    app = Litestar(
-        route_handlers=HANDLERS,
+    return Front(Shortcut(routed(state), [*completions.HANDLERS, *chat.HANDLERS]), state)
+
+
+def routed(state: ServerState) -> Litestar:
+    """What is behind the front door: every route."""
+    return Litestar(
+        route_handlers=[*options(HANDLERS), *HANDLERS],
         exception_handlers={Exception: handle},
         state=State({"server": state}, deep_copy=False),
         openapi_config=None,
@@ -33,4 +42,3 @@ def create_app(state: ServerState) -> ASGIApp:
         request_max_body_size=None,  # every handler reads its body through `connection`, which counts
         debug=False,
     )
-    return Front(app, state)

@@ -9,9 +9,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from .errors import ApiError
+from .tenants.directory import Directory
+from .tenants.keys import is_key
+from .tenants.records import PUBLIC
 
-PUBLIC = "public"
-"""The tenant everyone shares."""
+__all__ = ["PUBLIC", "Authenticator", "Caller"]
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -22,10 +24,12 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Authenticator:
-    """Checks the `Authorization` header against the configured admin key; without one everyone is the admin.
+    """Checks the `Authorization` header: the admin key, or a tenant's. Without an admin key everyone is the admin.
 
-    A server without a key listens on loopback alone, or was told that everyone may use it. What it must still
-    refuse is a web page elsewhere that sends a user's browser to it: such a call carries a foreign `Origin`.
+    A server without an admin key listens on loopback alone, or was told that everyone may use it. What it must
+    still refuse is a web page elsewhere that sends a user's browser to it: such a call carries a foreign `Origin`.
+    There too a tenant's key acts as that tenant, and one that opens nothing any more is refused, so that nobody's
+    rights grow when a key ends. Any other key, as clients send where they must send some, counts as none.
     """
 
     def __init__(self, admin_key: str | None) -> None:
@@ -35,18 +39,72 @@ class Authenticator:
     def keyless(self) -> bool:
         return self._admin_key is None
 
-    def authenticate(self, authorization: str | None, origin: str | None, host: str | None) -> Caller:
-        """Raises `invalid_api_key` or `permission_denied`."""
+    def authenticate(
+        self,
+        authorization: str | None,
+        origin: str | None,
+        host: str | None,
+        directory: Directory | None = None,
+    ) -> Caller:
+        """Who is calling. `directory`: None as long as the tenants' keys are not known.
+
+        Raises `invalid_api_key`, `permission_denied`, or `overloaded` for a key that may turn out to be a tenant's.
+        """
+        scheme, _, key = (authorization or "").partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else ""
         if self._admin_key is None:
+            if is_key(key):
+                return _tenant_of(key, directory)
             if origin is not None and not _is_own(origin, host):
                 raise ApiError("permission_denied", f"calls from web pages of {origin} are not allowed")
             return Caller(PUBLIC, is_admin=True)
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        if not key:
             raise ApiError("invalid_api_key", "an API key is needed: Authorization: Bearer KEY")
-        if not hmac.compare_digest(key.strip().encode(), self._admin_key):
-            raise ApiError("invalid_api_key", "the API key is not valid")
-        return Caller(PUBLIC, is_admin=True)
+        if hmac.compare_digest(key.encode(), self._admin_key):
+            return Caller(PUBLIC, is_admin=True)
+        return _tenant_of(key, directory)
+
+
+def _tenant_of(key: str, directory: Directory | None) -> Caller:
+    if directory is None and is_key(key):
+        raise ApiError("overloaded", "the base model is still being loaded", retry_after=5)
+    tenant = None if directory is None else directory.opened_by(key)
+    if tenant is None:
+        raise ApiError("invalid_api_key", "the API key is not valid")
+    return Caller(tenant, is_admin=False)
+
+
+INSIDE_TENANT = frozenset({"adapters", "v1", "tokenize", "detokenize", "tokenizer_info"})
+"""What follows `/tenants/{t}/` in the paths that are the root's, inside that tenant."""
+_ADMINS = frozenset({"metrics", "admin"})
+
+
+def tenant_in(path: str) -> str | None:
+    """The tenant inside which a path lies; None for the root's."""
+    match _parts(path):
+        case ["tenants", tenant, inside, *_] if inside in INSIDE_TENANT:
+            return tenant
+    return None
+
+
+def check_allowed(caller: Caller, path: str) -> None:
+    """Raises `permission_denied` for what the caller's key is not for, whether it exists or not."""
+    if caller.is_admin:
+        return
+    match _parts(path):
+        case [first, *_] if first in _ADMINS:
+            raise ApiError("permission_denied", "this needs the admin key")
+        case ["tenants", caller.tenant, inside, *_] if inside in INSIDE_TENANT or inside == "usage":
+            return
+        case ["tenants", *_]:
+            raise ApiError(
+                "permission_denied", "a tenant's key is for its own adapters, models and usage alone"
+            )
+
+
+def _parts(path: str) -> list[str]:
+    """As the router reads it, to which slashes more or less are one."""
+    return [part for part in path.split("/") if part]
 
 
 def _is_own(origin: str, host: str | None) -> bool:

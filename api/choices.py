@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..core.errors import EngineFailure
 from ..core.messages import Generate, SequenceOutput, TokenLogprobs
 from ..core.text.detokenizer import Detokenizer
 from ..core.text.tokenizer import Tokenizer
 from .errors import ApiError
+from .guidance import UNGUIDED, Guidance
 from .logprobs import Entry
 from .prompts import Prompt
 from .protocol.generation import FinishReason
+from .tools.parser import Call, CallPiece, ToolParser
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     """What became certain with one output: text that can be sent, and the entries of the tokens it is made
     of.
     """
 
     text: str
     entries: list[Entry]
+    calls: Sequence[CallPiece] = ()
+    """What is new of tool calls."""
 
 
 @dataclass(eq=False)
@@ -35,6 +40,7 @@ class Choice:
     eos_token_ids: frozenset[int]
     base_offset: int = 0
     """Characters in front of the generated text (an echoed prompt)."""
+    guidance: Guidance = UNGUIDED
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
@@ -48,16 +54,21 @@ class Choice:
         self._logprobs: list[TokenLogprobs] = []
         self._used = 0
         self._detokenizer = Detokenizer(
-            self.tokenizer, self.prompt.token_ids, self.command.params, self.eos_token_ids
+            self.tokenizer,
+            self.prompt.token_ids,
+            self.command.params,
+            self.eos_token_ids,
+            self.guidance.kept,
         )
+        self._parser = self.guidance.parser()
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 
     def take(self, output: SequenceOutput) -> Delta:
-        """Add what one step brought. Where a stop string ends the answer before the engine does, `finished`
-        says so.
+        """Add what one step brought. Where a stop string, or the one tool call that was wanted, ends the
+        answer before the engine does, `finished` says so.
 
         Raises `EngineFailure` where the sequence ended with an error.
         """
@@ -78,10 +89,30 @@ class Choice:
             self.finish_reason = "stop" if output.finish_reason == "stop" else "length"
             if by_token and output.stop_token_id not in self.eos_token_ids:
                 self.stop_reason = output.stop_token_id
+        text = delta.text
+        calls: Sequence[CallPiece] = ()
+        if self._parser is not None:
+            text, calls = self._parsed(self._parser, text)
         self.completion_tokens = delta.tokens_used if self.finished else len(self._token_ids)
-        return self._certain(delta.text, delta.tokens_used)
+        return self._certain(text, calls, delta.tokens_used)
 
-    def _certain(self, text: str, used: int) -> Delta:
+    @property
+    def calls(self) -> Sequence[Call]:
+        """Tool calls so far."""
+        return () if self._parser is None else self._parser.calls
+
+    def _parsed(self, parser: ToolParser, text: str) -> tuple[str, Sequence[CallPiece]]:
+        """Text and calls in what has come; where there are calls an answer ends with that reason."""
+        parsed = parser.feed(text)
+        if parser.full and not self.finished:
+            self.finish_reason = "tool_calls"
+        if self.finished:
+            parsed.add(parser.finish())
+        if parser.calls and self.finish_reason == "stop":
+            self.finish_reason = "tool_calls"
+        return parsed.text, parsed.pieces
+
+    def _certain(self, text: str, calls: Sequence[CallPiece], used: int) -> Delta:
         entries: list[Entry] = []
         if self._logprobs:
             texts = self._detokenizer.token_texts(self._used, used)
@@ -92,7 +123,7 @@ class Choice:
         self._used = used
         self.text += text
         self.entries += entries
-        return Delta(text, entries)
+        return Delta(text, entries, calls)
 
     @property
     def mean_logprob(self) -> float:

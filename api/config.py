@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -45,7 +46,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """fsspec URL of the adapters' files. None: a folder in `data_dir`."""
     admin_key: str | None = None
     allow_anonymous: bool = False
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
 
     @property
     def base_name(self) -> str:

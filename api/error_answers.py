@@ -12,15 +12,23 @@ from ..core.errors import EngineFailure
 from ..core.sampling_params import ParamError
 from ..core.text.chat_template import ChatTemplateError
 from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
-from .errors import STATUS, ApiError, envelope, headers, invalid
+from . import calls
+from .errors import STATUS, ApiError, ClientGone, envelope, headers, invalid
 
 logger = structlog.get_logger(__name__)
 
 
 def as_api_error(error: BaseException, where: str = "this path") -> ApiError:
     """Any exception as the answer it stands for; what nobody foresaw is `internal_error`, with its trace
-    logged.
+    logged. The code is noted for the call this task works on.
     """
+    refused = _translated(error, where)
+    if (call := calls.current()) is not None and not isinstance(error, ClientGone):
+        call.code = refused.code
+    return refused
+
+
+def _translated(error: BaseException, where: str) -> ApiError:
     match error:
         case ApiError():
             return error

@@ -6,18 +6,20 @@ It gives the call an id, says who is calling, turns calls away while the server 
 from __future__ import annotations
 
 import re
-import time
-import uuid
+import secrets
 from typing import cast
 
 import structlog
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from .auth import Caller
+from ..lora.errors import StoreError
+from . import calls
+from .auth import Caller, check_allowed, tenant_in
+from .calls import Call
+from .error_answers import as_api_error
 from .errors import ApiError, envelope, headers
 from .state import Phase, ServerState
-
-logger = structlog.get_logger(__name__)
+from .tenants.keys import without_keys
 
 OPEN = frozenset({"/health", "/ready"})
 """Answered to anyone at any time; they name nothing of anyone's."""
@@ -43,49 +45,61 @@ class Front:
     async def _call(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = fields.get("x-request-id", "")
-        request_id = given if _ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        request_id = given if _ID.fullmatch(given) else f"req-{secrets.token_hex(16)}"
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        began = time.monotonic()
-        status = 0
+        call = Call(
+            request_id=request_id,
+            method=scope["method"],
+            path=without_keys(scope["raw_path"].decode("ascii", "backslashreplace")),
+            traceparent=fields.get("traceparent"),
+            tracestate=fields.get("tracestate"),
+        )
+        calls.begin(call)
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                call.status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
-        path, method = scope["path"], scope["method"]
+        path = scope["path"]
         if path not in ALWAYS:
             self._state.begin_call()
         try:
             try:
-                scope["user"] = self._admit(path, fields)
-            except ApiError as error:
-                await _refuse(error, send_with_id)
+                scope["user"] = caller = await self._admit(path, fields)
+            except (ApiError, StoreError) as error:
+                await _refuse(as_api_error(error), send_with_id)
             else:
+                call.tenant = None if caller is None else caller.tenant
                 await self._app(scope, receive, send_with_id)
         finally:
             if path not in ALWAYS:
                 self._state.end_call()
-            seconds = time.monotonic() - began
-            self._state.metrics.count_call(method, status, seconds)
-            log = logger.debug if path in ALWAYS else logger.info
-            log("call", method=method, path=path, status=status, seconds=round(seconds, 4))
+            self._state.finished(call, quiet=path in ALWAYS)
 
-    def _admit(self, path: str, fields: dict[str, str]) -> Caller | None:
-        """Who is calling; raises where the call must not pass."""
+    async def _admit(self, path: str, fields: dict[str, str]) -> Caller | None:
+        """Who is calling, and inside which tenant; raises where the call must not pass."""
         if path in OPEN:
             return None
+        services = self._state.services
         caller = self._state.authenticator.authenticate(
-            fields.get("authorization"), fields.get("origin"), fields.get("host")
+            fields.get("authorization"),
+            fields.get("origin"),
+            fields.get("host"),
+            None if services is None else services.tenants.directory,
         )
+        check_allowed(caller, path)
         if path not in ALWAYS:
             if self._state.phase is Phase.DRAINING:
                 raise ApiError("shutting_down", "the server is shutting down")
-            if self._state.phase is Phase.LOADING:
+            if self._state.phase is Phase.LOADING or services is None:
                 raise ApiError("overloaded", "the base model is still being loaded", retry_after=5)
+            if (tenant := tenant_in(path)) is not None:
+                if caller.is_admin:
+                    await services.tenants.known(tenant)
+                return Caller(tenant, is_admin=False)
         return caller
 
 

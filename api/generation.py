@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
@@ -16,20 +17,31 @@ from ..core.errors import EngineFailure
 from ..core.messages import Generate
 from ..core.sampling_params import SamplingParams, sequence_seed
 from ..core.text.tokenizer import Tokenizer
+from . import calls
+from .accounts import Accounts
 from .adapters import AdapterService
 from .auth import Caller
 from .choices import Choice
 from .engine_adapters import named
 from .error_answers import as_api_error
 from .errors import ApiError, invalid
-from .metrics import Metrics
+from .guidance import Guidance, GuidanceService
 from .prompts import Prompt, Prompts
 from .protocol.chat import ChatRequest
 from .protocol.completions import CompletionRequest
-from .protocol.generation import GenerationBody
+from .protocol.generation import GenerationBody, StreamOptions
 from .run import Run
 from .selection import Selection, selected
 from .writers import ChatWriter, CompletionWriter, Heading, Writer
+
+CHOICES_AT_ONCE = 64
+LOGPROBS_AT_ONCE = 200
+"""Tokens whose log-probabilities are put into words on the event loop: each may have 20 alternatives."""
+
+MAX_MESSAGES = 1024
+"""Of a chat, where the context is not longer: hardly a message takes less than a token."""
+MAX_ENTRIES = 1 << 20
+"""Of `logit_bias`, and of `stop_token_ids`, in all sequences of a request: each carries its own."""
 
 Bodies = AsyncGenerator[msgspec.Struct, None]
 
@@ -46,7 +58,8 @@ class Generation:
         prompts: Prompts,
         engine: EngineClient,
         adapters: AdapterService,
-        metrics: Metrics,
+        accounts: Accounts,
+        guidance: GuidanceService,
         base_name: str,
         vocab_size: int,
         eos_token_ids: frozenset[int],
@@ -57,24 +70,28 @@ class Generation:
         self._prompts = prompts
         self._engine = engine
         self._adapters = adapters
-        self._metrics = metrics
+        self._accounts = accounts
+        self._guidance = guidance
         self._base_name = base_name
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._unseeded = itertools.count(1)
 
     def complete(self, body: CompletionRequest, caller: Caller) -> Bodies:
-        async def prompts() -> list[Prompt]:
+        async def prompts(guidance: Guidance) -> list[Prompt]:
             special = body.add_special_tokens is not False
             return await self._prompts.of_completion(body.prompts(), special, with_text=bool(body.echo))
 
         return self._generate(body, caller, "cmpl", prompts, CompletionWriter)
 
     def chat(self, body: ChatRequest, caller: Caller) -> Bodies:
-        async def prompts() -> list[Prompt]:
+        async def prompts(guidance: Guidance) -> list[Prompt]:
             return [
                 await self._prompts.of_chat(
-                    body.messages, body.add_generation_prompt, body.chat_template_kwargs
+                    body.messages,
+                    body.add_generation_prompt,
+                    body.chat_template_kwargs,
+                    guidance.definitions,
                 )
             ]
 
@@ -90,60 +107,109 @@ class Generation:
         body: GenerationBody,
         caller: Caller,
         prefix: str,
-        encode: Callable[[], Awaitable[list[Prompt]]],
+        encode: Callable[[Guidance], Awaitable[list[Prompt]]],
         writer_type: Callable[[Heading, Tokenizer], Writer],
     ) -> Bodies:
-        arrived = time.monotonic()
-        params = body.sampling_params(self._vocab_size)
-        self._check_count(body.num_prompts(), params)
-        async with selected(self._adapters, self._base_name, body.model, body.adapter, caller) as selection:
-            heading = Heading(
-                id=f"{prefix}-{uuid.uuid4().hex}",
-                created=int(time.time()),
-                selection=selection,
-                with_logprobs=params.logprobs is not None,
-                usage_in_stream=bool(body.stream_options and body.stream_options.include_usage),
-                echo=bool(body.echo),
-            )
-            writer = writer_type(heading, self._tokenizer)
-            run = Run(self._engine, self._choices(body, params, await encode(), selection, caller))
-            first = True
-            try:
-                async with aclosing(run.deltas()) as deltas:
-                    async for choice, delta in deltas:
-                        if first:
-                            self._metrics.observe_first_token(time.monotonic() - arrived)
-                            first = False
-                        if body.stream and (chunk := writer.chunk(choice, delta)) is not None:
-                            yield chunk
-            except EngineFailure as failure:
-                raise _refused(failure, body, selection) from failure
-            finally:
-                usage = run.usage()
-                for record in () if first else selection.records:
-                    self._adapters.count_usage(record, usage.prompt_tokens, usage.completion_tokens)
+        self._check_lists(body)
+        options = body.stream_options or StreamOptions()
+        params = self._limited(body.sampling_params(self._vocab_size), body, caller)
+        sequences = body.num_prompts() * _width(params)
+        self._check_count(sequences, params)
+        least = sequences * (body.requested_max_tokens or 0) + sequences
+        with self._accounts.open(caller.tenant, sequences, least) as account:
+            async with selected(
+                self._adapters, self._base_name, body.model, body.adapter, caller
+            ) as selection:
+                heading = Heading(
+                    id=f"{prefix}-{secrets.token_hex(16)}",
+                    created=int(time.time()),
+                    selection=selection,
+                    with_logprobs=params.logprobs is not None,
+                    usage_in_stream=bool(options.include_usage),
+                    usage_in_chunks=bool(options.include_usage and options.continuous_usage_stats),
+                    echo=bool(body.echo),
+                )
+                _note(heading, body, params, sequences)
+                writer = writer_type(heading, self._tokenizer)
+                guidance = await self._guidance.of(body, caller.tenant)
+                prompts = await encode(guidance)
+                choices = await self._choices(body, params, prompts, selection, caller, guidance)
+                run = Run(self._engine, choices)
+                account.begin(run, selection)
+                try:
+                    async with aclosing(run.deltas()) as deltas:
+                        async for choice, delta in deltas:
+                            account.output(choice)
+                            if not body.stream:
+                                continue
+                            so_far = run.usage() if heading.usage_in_chunks else None
+                            if (chunk := writer.chunk(choice, delta, so_far)) is not None:
+                                yield chunk
+                except EngineFailure as failure:
+                    raise _refused(failure, body, selection, guidance) from failure
+        usage = run.usage()
         if not body.stream:
-            yield writer.whole(_best(run.choices, params), usage)
+            best = _best(run.choices, params)
+            tokens = sum(len(choice.entries) + len(choice.prompt_logprobs) for choice in best)
+            aside = tokens > LOGPROBS_AT_ONCE
+            yield await asyncio.to_thread(writer.whole, best, usage) if aside else writer.whole(best, usage)
         elif heading.usage_in_stream:
             yield writer.last_chunk(usage)
 
-    def _check_count(self, prompts: int, params: SamplingParams) -> None:
-        count, most = prompts * _width(params), self._engine.config.max_queued_requests
-        if count > most:
+    def _limited(self, params: SamplingParams, body: GenerationBody, caller: Caller) -> SamplingParams:
+        """Under the tenant's `max_tokens`: more is refused where it was asked for, and what nobody asked for cut."""
+        most = self._accounts.max_tokens(caller.tenant)
+        if most is None:
+            return params
+        asked, field = body.requested_max_tokens, body.max_tokens_field
+        if asked is not None and asked > most:
+            raise invalid(f"{field} = {asked} is above the limit max_tokens = {most} of this tenant", field)
+        if params.min_tokens > most:
+            message = (
+                f"min_tokens = {params.min_tokens} is above the limit max_tokens = {most} of this tenant"
+            )
+            raise invalid(message, "min_tokens")
+        default = most if params.max_tokens is None else min(params.max_tokens, most)
+        return msgspec.structs.replace(params, max_tokens=default)
+
+    def _check_lists(self, body: GenerationBody) -> None:
+        """Before anything goes through them."""
+        for field in ("stop_token_ids", "logit_bias"):
+            count = len(getattr(body, field) or ())
+            if count > self._vocab_size:
+                message = f"{field}: at most {self._vocab_size} entries, one a token, got {count}"
+                raise invalid(message, field)
+        if isinstance(body, ChatRequest):
+            count, most = len(body.messages), max(MAX_MESSAGES, self.max_model_len)
+            if count > most:
+                raise invalid(f"messages: at most {most} messages, got {count}", "messages")
+
+    def _check_count(self, sequences: int, params: SamplingParams) -> None:
+        most = self._engine.config.max_queued_requests
+        if sequences > most:
             field = "n" if params.best_of is None else "best_of"
             raise invalid(
-                f"{field}: the request makes {count} sequences, and at most {most} can be queued", field
+                f"{field}: the request makes {sequences} sequences, and at most {most} can be queued", field
             )
+        for field, entries in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            if sequences * len(entries) > MAX_ENTRIES:
+                raise invalid(
+                    f"{field}: {len(entries)} entries for each of {sequences} sequences are more than the "
+                    f"{MAX_ENTRIES} a request may have",
+                    field,
+                )
 
-    def _choices(
+    async def _choices(
         self,
         body: GenerationBody,
         params: SamplingParams,
         prompts: Sequence[Prompt],
         selection: Selection,
         caller: Caller,
+        guidance: Guidance,
     ) -> list[Choice]:
-        """One choice a sequence, with what the engine is to be told about it."""
+        """One choice a sequence, with what the engine is to be told about it; many are made in turns with other
+        requests' work."""
         width, uses = _width(params), selection.uses
         ranked = width > params.n and params.logprobs is None
         choices: list[Choice] = []
@@ -156,6 +222,7 @@ class Generation:
                     seed=self._seed(params, index),
                     max_tokens=room,
                     logprobs=0 if ranked else params.logprobs,
+                    grammar=guidance.grammar,
                 )
                 command = Generate(
                     key=self._engine.new_key(),
@@ -175,8 +242,11 @@ class Generation:
                         tokenizer=self._tokenizer,
                         eos_token_ids=self._eos_token_ids,
                         base_offset=len(prompt.text or "") if body.echo else 0,
+                        guidance=guidance,
                     )
                 )
+                if len(choices) % CHOICES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
         return choices
 
     def _room(self, prompt: Prompt, body: GenerationBody, params: SamplingParams) -> int | None:
@@ -206,12 +276,34 @@ class Generation:
         return sequence_seed(params.seed, index)
 
 
-def _refused(failure: EngineFailure, body: GenerationBody, selection: Selection) -> ApiError:
+def _refused(
+    failure: EngineFailure, body: GenerationBody, selection: Selection, guidance: Guidance
+) -> ApiError:
     """The engine's refusal with its fields and adapters called as the caller calls them."""
     error = as_api_error(failure)
-    fields = {"prompt": body.PROMPT_FIELD, "max_tokens": body.max_tokens_field}
+    fields = {
+        "prompt": body.PROMPT_FIELD,
+        "max_tokens": body.max_tokens_field,
+        "grammar": guidance.field,
+    }
     message = named(error.message, selection.records)
     return ApiError(error.code, message, fields.get(error.param or "", error.param))
+
+
+def _note(heading: Heading, body: GenerationBody, params: SamplingParams, sequences: int) -> None:
+    """For the log and the trace of this call."""
+    if (call := calls.current()) is not None:
+        call.generated = calls.Generated(
+            operation="chat" if body.PROMPT_FIELD == "messages" else "text_completion",
+            model=heading.selection.model,
+            adapter=heading.selection.label,
+            answer_id=heading.id,
+            streams=bool(body.stream),
+            sequences=sequences,
+            max_tokens=body.requested_max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+        )
 
 
 def _width(params: SamplingParams) -> int:

@@ -15,13 +15,20 @@ from ..core.model.config import ModelConfig, ModelError
 from ..core.text.tokenizer import Tokenizer, TokenizerError
 from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
 from ..lora.store import AdapterStore
+from .accounts import Accounts
 from .adapters import AdapterService
 from .config import ServerConfig
 from .errors import ApiError
 from .generation import Generation
+from .grammar_checker import GrammarChecker
+from .guidance import GuidanceService
 from .metrics import Metrics
 from .prompts import Prompts
 from .state import Services
+from .tenants.limits import Limiter
+from .tenants.service import TenantService
+from .tenants.store import TenantStore
+from .tenants.usage import UsageService
 from .workers import Workers
 
 logger = structlog.get_logger(__name__)
@@ -65,21 +72,29 @@ async def load(
     stack.push_async_callback(engine.close)
     ready = await engine.start()
     report(ready)
+    tenants = TenantService(TenantStore(store.database), engine, adapters, workers)
+    stack.push_async_callback(tenants.close)
+    await tenants.start()
     await adapters.start()
     metrics.watch_engine(engine)
     prompts = Prompts(tokenizer, model.vocab_size, ready.max_model_len, workers)
+    usage, limiter = UsageService(store, workers), Limiter(tenants.directory.limits)
+    adapters.quota_of = limiter.quota
+    checker = GrammarChecker(folder, model.vocab_size, model.eos_token_ids)
+    stack.push_async_callback(checker.close)
     generation = Generation(
         tokenizer=tokenizer,
         prompts=prompts,
         engine=engine,
         adapters=adapters,
-        metrics=metrics,
+        accounts=Accounts(limiter, usage, metrics),
+        guidance=GuidanceService(tokenizer, checker, workers),
         base_name=config.base_name,
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
         max_model_len=ready.max_model_len,
     )
-    return Services(adapters, generation, prompts, engine, created=int(time.time()))
+    return Services(adapters, generation, prompts, engine, tenants, usage, created=int(time.time()))
 
 
 def report(ready: Ready) -> None:

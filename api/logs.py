@@ -1,44 +1,42 @@
-"""Logging: one line an event on standard error, with the id of the request it belongs to."""
+"""The access log: one line a call, with the id of the request and never its texts or keys."""
 
 from __future__ import annotations
 
-import logging
-import sys
+from typing import Any
 
 import structlog
 
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+from ..core.logs import configure
+from .calls import Call
+
+__all__ = ["configure", "log_call"]
+
+logger = structlog.get_logger(__name__)
+
+PATH_CHARACTERS = 512
+"""Of a path, at most."""
 
 
-def configure(level: str) -> None:
-    """Set up structlog and the standard library's loggers; called once, by the server's start."""
-    threshold = LEVELS[level.lower()]
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    renderer: structlog.typing.Processor
-    if sys.stderr.isatty():
-        renderer = structlog.dev.ConsoleRenderer()
-    else:
-        renderer = structlog.processors.JSONRenderer()
-        shared.append(structlog.processors.format_exc_info)
-    structlog.configure(
-        processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop_meta, renderer])
-    )
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(threshold)
-    for noisy in ("uvicorn", "httpx", "huggingface_hub", "sqlalchemy", "alembic"):
-        logging.getLogger(noisy).setLevel(max(threshold, logging.WARNING))
-
-
-_drop_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+def log_call(call: Call, *, quiet: bool) -> None:
+    """The line of a call that is over; `quiet`: at level debug. Its `request_id` is in the context."""
+    fields: dict[str, Any] = {
+        "method": call.method,
+        "path": call.path[:PATH_CHARACTERS],
+        "status": call.status,
+        "code": call.code,
+        "tenant": call.tenant,
+        "aborted": True if call.left else None,
+    }
+    if (generated := call.generated) is not None:
+        after = generated.first_token_after
+        fields |= {
+            "model": generated.model,
+            "adapter": generated.adapter,
+            "prompt_tokens": generated.prompt_tokens,
+            "completion_tokens": generated.completion_tokens,
+            "cached_tokens": generated.cached_tokens,
+            "ttft": None if after is None else round(after, 4),
+        }
+    fields["duration"] = round(call.seconds, 4)
+    log = logger.debug if quiet else logger.info
+    log("call", **{name: value for name, value in fields.items() if value is not None})

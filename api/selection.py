@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import UnsetType
 
@@ -34,13 +34,13 @@ class Selection:
     several: bool = False
     """The request gave a list."""
 
-    @property
-    def label(self) -> str | list[str] | None:
-        """The answer's field `adapter`."""
+    label: str | list[str] | None = field(init=False)
+    """The answer's field `adapter`."""
+
+    def __post_init__(self) -> None:
         names = [record.reference for record in self.records]
-        if self.several:
-            return names
-        return names[0] if names else None
+        label = names if self.several else names[0] if names else None
+        object.__setattr__(self, "label", label)  # once: a stream repeats it with every token
 
     @property
     def uses(self) -> list[AdapterUse]:

@@ -6,23 +6,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+import msgspec
 import structlog
 import uvicorn
 import uvloop
 
 from ..core.client import EngineClient
 from ..core.messages import Progress, Ready
-from . import logs
+from . import logs, loop_lag
 from .app import create_app
 from .config import ServerConfig
+from .http_protocol import HttpProtocol
 from .loading import START_ERRORS, load
 from .state import Phase, ServerState
+from .tracing import from_environment
 from .workers import Workers
 
 __all__ = ["ServerConfig", "run"]
@@ -69,10 +73,15 @@ async def _serve(
     stop, hurry = _on_signals()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     stopped = asyncio.create_task(stop.wait())
+    watching = asyncio.create_task(loop_lag.watch(state.metrics.observe_loop_lag))
     try:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(workers.close)
-            engine = EngineClient(config.engine, _reporter(on_progress))
+            if (tracing := from_environment()) is not None:
+                state.tracing = tracing
+                stack.push_async_callback(workers.files, tracing.close)
+            settings = msgspec.structs.replace(config.engine, log_level=config.log_level)
+            engine = EngineClient(settings, _reporter(on_progress))
             loading = asyncio.create_task(load(config, engine, state.metrics, workers, stack))
             await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
@@ -83,6 +92,10 @@ async def _serve(
                 state.services = loading.result()
             except START_ERRORS as error:
                 return _fail(str(error), 2)
+            # What there is by now stays to the end. Left to the collector, it would be gone through again and again,
+            # for a tenth of a second each time.
+            gc.collect()
+            gc.freeze()
             state.phase = Phase.SERVING
             if on_loaded is not None and engine.ready is not None:
                 on_loaded(engine.ready)
@@ -98,6 +111,7 @@ async def _serve(
             return 0
     finally:
         stopped.cancel()
+        watching.cancel()
         http.should_exit = True
         await serving
 
@@ -115,7 +129,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(state),
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

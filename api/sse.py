@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 from litestar.types import Receive, Scope, Send
 
-from .connection import while_connected
+from .connection import until, while_connected
 from .error_answers import as_api_error
 from .errors import ClientGone, envelope
 
@@ -25,7 +24,7 @@ Events = AsyncGenerator[msgspec.Struct, None]
 
 async def begin(events: Events, deadline: float | None) -> EventStream:
     """An answer that streams `events`. Waits for the first, so that a refusal still has its own status."""
-    async with asyncio.timeout_at(deadline):
+    async with until(deadline):
         try:
             first = await anext(events)
         except BaseException:
@@ -56,14 +55,11 @@ class EventStream:
                 return
 
     async def _send_all(self, send: Send) -> None:
-        await _send(send, _event(msgspec.json.encode(self._first)))
         try:
-            while True:
-                async with asyncio.timeout_at(self._deadline):
-                    item = await anext(self._events, None)
-                if item is None:
-                    break
-                await _send(send, _event(msgspec.json.encode(item)))
+            async with until(self._deadline):  # once: it costs as much as a token's text
+                await _send(send, _event(msgspec.json.encode(self._first)))
+                async for item in self._events:
+                    await _send(send, _event(msgspec.json.encode(item)))
         except Exception as error:  # noqa: BLE001 - the status is sent: the only way to tell is an event
             await _send(send, _event(envelope(as_api_error(error))), last=True)
         else:

@@ -8,14 +8,19 @@ from enum import Enum
 from typing import cast
 
 from ..core.client import EngineClient
+from . import logs
 from .adapters import AdapterService
 from .auth import Authenticator
+from .calls import Call
 from .config import ServerConfig
 from .connection import AnyRequest
 from .errors import ApiError
 from .generation import Generation
 from .metrics import Metrics
 from .prompts import Prompts
+from .tenants.service import TenantService
+from .tenants.usage import UsageService
+from .tracing import Tracing
 
 
 class Phase(Enum):
@@ -33,6 +38,8 @@ class Services:
     generation: Generation
     prompts: Prompts
     engine: EngineClient
+    tenants: TenantService
+    usage: UsageService
     created: int
     """Unix time of the start: the base's `created`."""
 
@@ -45,6 +52,8 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
     phase: Phase = Phase.LOADING
     services: Services | None = None
+    tracing: Tracing | None = None
+    """None: nobody asked for traces."""
     in_flight: int = 0
     """Calls that are being answered."""
 
@@ -75,6 +84,13 @@ class ServerState:
         self.in_flight -= 1
         if not self.in_flight:
             self._idle.set()
+
+    def finished(self, call: Call, *, quiet: bool) -> None:
+        """Count and log a call whose answer is sent, `quiet` ones at level debug, and trace it where it generated."""
+        self.metrics.count_call(call.method, call.status, call.seconds, call.code)
+        logs.log_call(call, quiet=quiet)
+        if self.tracing is not None and call.generated is not None:
+            self.tracing.record(call)
 
     async def drained(self) -> None:
         """Return when no call is being answered."""

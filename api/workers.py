@@ -38,11 +38,13 @@ class Workers:
     def __init__(self) -> None:
         self.text = Pool("text", 2)
         """Tokenising and chat templates."""
+        self.grammars = Pool("grammars", 2)
+        """Checking what is to guide answers."""
         self.registry = Pool("registry", 4)
         """Short questions to the registry."""
         self.files = Pool("files", 4)
         """Uploads, downloads, validation of adapters."""
 
     def close(self) -> None:
-        for pool in (self.text, self.registry, self.files):
+        for pool in (self.text, self.grammars, self.registry, self.files):
             pool.close()

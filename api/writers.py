@@ -16,7 +16,9 @@ from .protocol import chat, completions
 from .protocol.chat import ChatChunk, ChatChunkChoice, ChatResponse
 from .protocol.completions import CompletionChoice, CompletionResponse
 from .protocol.generation import Usage
+from .protocol.tools import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
 from .selection import Selection
+from .tools.parser import CallPiece
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Heading:
     with_logprobs: bool
     usage_in_stream: bool
     """Chunks carry a `usage`: null, but in the last one."""
+    usage_in_chunks: bool = False
+    """And what it is so far in each."""
     echo: bool = False
 
     def chunk_usage(self, usage: Usage | None = None) -> Usage | UnsetType | None:
@@ -38,8 +42,8 @@ class Heading:
 class Writer(Protocol):
     """One answer's shape."""
 
-    def chunk(self, choice: Choice, delta: Delta) -> msgspec.Struct | None:
-        """A piece of a stream; None where there is nothing to say yet."""
+    def chunk(self, choice: Choice, delta: Delta, usage: Usage | None) -> msgspec.Struct | None:
+        """A piece of a stream, with the `usage` so far; None where there is nothing to say yet."""
 
     def last_chunk(self, usage: Usage) -> msgspec.Struct:
         """The one without choices, for who asked for `usage`."""
@@ -54,14 +58,15 @@ class CompletionWriter:
     tokenizer: Tokenizer
     _begun: set[int] = field(default_factory=set)
 
-    def chunk(self, choice: Choice, delta: Delta) -> CompletionResponse | None:
+    def chunk(self, choice: Choice, delta: Delta, usage: Usage | None) -> CompletionResponse | None:
         text, entries = delta.text, delta.entries
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             text, entries = self._echo(choice) + text, self._echo_entries(choice) + entries
         if not text and not entries and not choice.finished:
             return None
-        return self._body([self._choice(choice.index, choice, text, entries)], self.heading.chunk_usage())
+        piece = self._choice(choice.index, choice, text, entries)
+        return self._body([piece], self.heading.chunk_usage(usage))
 
     def last_chunk(self, usage: Usage) -> CompletionResponse:
         return self._body([], self.heading.chunk_usage(usage))
@@ -113,16 +118,18 @@ class ChatWriter:
     tokenizer: Tokenizer
     _begun: set[int] = field(default_factory=set)
 
-    def chunk(self, choice: Choice, delta: Delta) -> ChatChunk | None:
+    def chunk(self, choice: Choice, delta: Delta, usage: Usage | None) -> ChatChunk | None:
         content = chat.ChatDelta(content=delta.text or None)
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             content = chat.ChatDelta(role="assistant", content=delta.text)
-        elif not delta.text and not delta.entries and not choice.finished:
+        elif not delta.text and not delta.entries and not delta.calls and not choice.finished:
             return None
+        if delta.calls:
+            content.tool_calls = [_call_delta(piece) for piece in delta.calls]
         logprobs = for_chat(delta.entries, self.tokenizer) if self.heading.with_logprobs else None
         piece = ChatChunkChoice(choice.index, content, logprobs, choice.finish_reason, choice.stop_reason)
-        return self._chunk([piece], self.heading.chunk_usage())
+        return self._chunk([piece], self.heading.chunk_usage(usage))
 
     def last_chunk(self, usage: Usage) -> ChatChunk:
         return self._chunk([], self.heading.chunk_usage(usage))
@@ -143,6 +150,12 @@ class ChatWriter:
         assert choice.finish_reason is not None
         logprobs = for_chat(choice.entries, self.tokenizer) if self.heading.with_logprobs else None
         message = chat.ChatMessage("assistant", choice.text)
+        if choice.calls:
+            message.content = choice.text or None
+            message.tool_calls = [
+                ToolCall(call.id, "function", FunctionCall(call.name, call.arguments))
+                for call in choice.calls
+            ]
         return chat.ChatChoice(index, message, logprobs, choice.finish_reason, choice.stop_reason)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
@@ -156,3 +169,10 @@ class ChatWriter:
             choices=choices,
             usage=usage,
         )
+
+
+def _call_delta(piece: CallPiece) -> ToolCallDelta:
+    if piece.begins is None:
+        return ToolCallDelta(piece.index, FunctionCallDelta(arguments=piece.arguments))
+    function = FunctionCallDelta(piece.begins.name, piece.arguments)
+    return ToolCallDelta(piece.index, function, piece.begins.id, "function")

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Literal
 
 from .config import EngineConfig
@@ -21,6 +21,7 @@ from .memory import MemoryReport
 from .messages import (
     Abort,
     AdapterState,
+    Command,
     EngineError,
     Event,
     EvictAdapter,
@@ -42,6 +43,7 @@ from .messages import (
     Stats,
     TenantShare,
 )
+from .sequence_outputs import SequenceOutputs
 
 __all__ = ["EngineClient", "EngineFailure", "EngineStartError"]
 
@@ -68,7 +70,7 @@ class EngineClient:
         self._child: EngineChild | None = None
         self._known: dict[str, KnowAdapter] = {}
         self._tenants: dict[str, TenantShare] = {}
-        self._streams: dict[int, asyncio.Queue[SequenceOutput]] = {}
+        self._streams: dict[int, SequenceOutputs] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._numbers = itertools.count(1)
         self._closing = asyncio.Event()
@@ -121,36 +123,42 @@ class EngineClient:
         down or died. An error after that is the last item, with finish_reason "error". Closing the iterator
         early aborts.
         """
-        child = self._serving()
-        outputs: asyncio.Queue[SequenceOutput] = asyncio.Queue()
-        self._streams[command.key] = outputs
+        outputs = self.submit([command])
         begun = ended = False
         try:
-            try:
-                child.send([command])
-            except OverflowError as error:
-                ended = True
-                message = "a number in this request is out of range"
-                raise EngineFailure(EngineError("invalid_request", message)) from error
             while not ended:
-                output = await outputs.get()
-                ended = output.finish_reason is not None
-                if output.error is not None and not begun:
-                    raise EngineFailure(output.error)
-                begun = True
-                yield output
+                for output in await outputs.take():
+                    ended = output.finish_reason is not None
+                    if output.error is not None and not begun:
+                        raise EngineFailure(output.error)
+                    begun = True
+                    yield output
         finally:
-            if ended:
-                self._streams.pop(command.key, None)
-            else:
-                self.abort([command.key])
+            outputs.close()
+
+    def submit(self, commands: Sequence[Generate]) -> SequenceOutputs:
+        """Submit sequences together, and have their outputs in one place; `close` it.
+
+        An error is a sequence's last output, with finish_reason "error". Raises `EngineFailure` where the engine
+        is down, or a number is out of range; then nothing was submitted.
+        """
+        child = self._serving()
+        try:
+            child.send(commands)
+        except OverflowError as error:
+            message = "a number in this request is out of range"
+            raise EngineFailure(EngineError("invalid_request", message)) from error
+        keys = [command.key for command in commands]
+        outputs = SequenceOutputs(keys, self.abort)
+        self._streams.update(dict.fromkeys(keys, outputs))
+        return outputs
 
     def abort(self, keys: Iterable[int]) -> None:
         """Free what these sequences hold; who still iterates over one gets a last item "abort". Unknown keys
         are ignored."""
         live = [key for key in keys if key in self._streams]
         for key in live:
-            self._streams.pop(key).put_nowait(SequenceOutput(key=key, finish_reason="abort"))
+            self._streams.pop(key).put(SequenceOutput(key=key, finish_reason="abort"))
         if live and self._child is not None and self.ready is not None:
             self._child.send([Abort(live)])
 
@@ -274,7 +282,8 @@ class EngineClient:
             async for event in child.events():
                 if isinstance(event, Ready):
                     shares = [SetTenant(share) for share in self._tenants.values()]
-                    if known := [*self._known.values(), *shares]:
+                    known: list[Command] = [*self._known.values(), *shares]
+                    if known:
                         child.send(known)
                     self.ready = event
                     if not first.done():
@@ -297,8 +306,10 @@ class EngineClient:
         match event:
             case Outputs():
                 for output in event.outputs:
-                    if (stream := self._streams.get(output.key)) is not None:
-                        stream.put_nowait(output)
+                    ended = output.finish_reason is not None
+                    stream = self._streams.pop(output.key, None) if ended else self._streams.get(output.key)
+                    if stream is not None:
+                        stream.put(output)
                 for state in event.adapters:
                     if state.digest in self._known:
                         self.adapters[state.digest] = state
@@ -317,7 +328,7 @@ class EngineClient:
         else:
             error = EngineError("internal_error", "the engine process died while it worked on this request")
         for key, stream in self._streams.items():
-            stream.put_nowait(SequenceOutput(key=key, finish_reason="error", error=error))
+            stream.put(SequenceOutput(key=key, finish_reason="error", error=error))
         self._streams.clear()
         for call, future in self._calls.items():
             if not future.done():

@@ -34,6 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     """Tokens in one step: what a long prompt can make others wait for. None: 256 on a CPU, 2048 on CUDA."""
     max_queued_requests: int = 4096
+    scheduling_policy: Literal["fair", "fcfs"] = "fair"
+    """`fair`: between tenants by the service each was given; `fcfs`: by arrival, whoever's it is."""
     enable_prefix_caching: bool = True
     max_lora_rank: int = 512
     enforce_eager: bool = True
@@ -50,6 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seeds requests that bring none, together with a counter."""
     num_threads: int | None = None
     """CPU threads of the engine. None: every core the process may use."""
+    log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    """Of the engine process's own log."""
     step_log: str | None = None
     """A file that receives one JSON line per step (rows, sequences, adapters, milliseconds)."""
     check_invariants: bool = False

@@ -177,6 +177,8 @@ class LLM:
 
         Without `sampling_params` an answer may be as long as the room there is.
         """
+        if tools:
+            self.tokenizer.refuse_unheard_tools()
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         requests = []
         for conversation in conversations:

@@ -6,6 +6,7 @@ one write carries everything a step produced; its length goes before it. Control
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Literal
@@ -119,6 +120,12 @@ class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
     """Of the pool's blocks (0 < share <= 1): no more while others wait. None: its part by weight."""
     queued_requests: int | None = None
     """Sequences that may wait at a time; more are refused as `rate_limit_exceeded`. None: unlimited."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"weight: {self.weight} is no positive number")
+        if self.pool_share is not None and not 0 < self.pool_share <= 1:
+            raise ValueError(f"pool_share: {self.pool_share} does not lie above 0 and at most at 1")
 
 
 class SetTenant(msgspec.Struct, frozen=True, tag="set_tenant"):

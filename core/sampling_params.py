@@ -7,6 +7,8 @@ import msgspec
 MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_STOP_STRINGS = 64
+MAX_GRAMMAR_BYTES = 256 << 10
+"""Of a grammar's text: twice what the largest schema needs in it, escaped and with its settings."""
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 
@@ -42,6 +44,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     log-probabilities."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
+    grammar: str | None = None
+    """What the answer must obey, as `Grammar` writes it. The answer ends where it is complete and nothing can
+    follow; where something can, end tokens are allowed. `max_tokens` and stop strings may cut it short."""
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise `ParamError` naming the first field that is out of bounds."""
@@ -82,6 +87,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise ParamError("stop", f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}")
         if any(not text for text in self.stop):
             raise ParamError("stop", "a stop string must not be empty")
+        if self.grammar is not None and len(self.grammar.encode(errors="replace")) > MAX_GRAMMAR_BYTES:
+            raise ParamError("grammar", f"grammar: at most {MAX_GRAMMAR_BYTES} bytes")
         for token, bias in self.logit_bias.items():
             if not -100.0 <= bias <= 100.0:
                 raise ParamError(

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from . import durable
 from .errors import StoreError
+from .revision import RevisionReader
 from .schema import InstallationRow, TenantRow
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Database:
             self._upgrade()
             if file is not None:
                 durable.sync_folder(file.parent)
+            self._revision = RevisionReader(file) if file is not None and file.is_file() else None
         except (sa.exc.ArgumentError, DBAPIError, ImportError, OSError) as error:
             reason = _reason(error)
             raise StoreError(
@@ -60,7 +62,14 @@ class Database:
             ) from error
 
     def close(self) -> None:
+        if self._revision is not None:
+            self._revision.close()
         self._engine.dispose()
+
+    def revision_at_once(self) -> int | None:
+        """The committed revision without waiting, in microseconds; None where that cannot be had: only a SQLite
+        file gives it."""
+        return None if self._revision is None else self._revision.read()
 
     def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` on one consistent view of the data; it must not write."""

@@ -53,6 +53,8 @@ class DevicePlaces:
         """Adapters brought to the device so far."""
         self.evictions = 0
         """Adapters taken off it so far."""
+        self.blocks_placed = 0
+        """Blocks that adapters were given so far, to be copied to."""
 
     # ------------------------------------------------------------------ the pool's view
 
@@ -82,6 +84,7 @@ class DevicePlaces:
         its pages."""
         blocks = self._blocks.take_for_adapter(adapter.size.blocks)
         assert blocks is not None
+        self.blocks_placed += len(blocks)
         slot, moves = self._arena.take(adapter.size.rows)
         for move in moves:
             if self._placed[move.slot].on_device:  # else its rows are not written yet
@@ -150,6 +153,10 @@ class DevicePlaces:
             else:
                 self.displace(victims.pop())
         return True
+
+    def within_reach(self, spare: Container[str]) -> int:
+        """Blocks that could be made available at the cost of wanted adapters, those in `spare` excepted."""
+        return self._blocks.available + sum(adapter.size.blocks for adapter in self.wanted(spare))
 
     def wanted(self, spare: Container[str]) -> Iterable[Adapter]:
         """Placed adapters that are wanted, but those in `spare`."""

@@ -12,6 +12,7 @@ StoreCode = Literal[
     "model_not_found",
     "tenant_not_found",
     "tenant_exists",
+    "rate_limit_exceeded",
     "overloaded",
 ]
 

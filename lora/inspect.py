@@ -1,8 +1,4 @@
-"""Reads a PEFT adapter folder and says exactly what it does to the base, or why it is refused. No torch.
-
-Policy: the base's tokenizer and chat template always apply. What the adapter's folder brings of its own is
-ignored, and a warning says so.
-"""
+"""Reads a PEFT adapter folder and says exactly what it does to the base, or why it is refused. No torch."""
 
 from __future__ import annotations
 
@@ -22,16 +18,12 @@ from .peft_config import PeftConfig, parse
 from .safetensors_file import SafetensorsFile, TensorEntry
 from .spec import AdapterSpec, Delta, Part
 from .tensor_names import Names, Place, module_path, understand
+from .tokenizer_files import OTHER_FILES, differences
 
-__all__ = ["AdapterSpec", "Delta", "inspect"]
+__all__ = ["OTHER_FILES", "AdapterSpec", "Delta", "inspect"]
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-OTHER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "added_tokens.json",
-    "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
-"""Tokenizer and template files that are ignored with a warning."""
 CONFIG_LIMIT = 1 << 20
 """Bytes of adapter_config.json."""
 
@@ -55,7 +47,8 @@ def inspect(folder: Path, base: BaseModel, *, max_rank: int, max_bytes: int) -> 
             warnings.append(f"{name} equals the base's own weights and is not needed")
         tensors = [(_tensor(names, delta, "A"), _tensor(names, delta, "B")) for delta in deltas]
         digest, max_abs = _read_values(file, deltas, tensors, warnings)
-        warnings += _unmatched(config, names, base, matcher) + _strangers(folder, config, base)
+        warnings += _unmatched(config, names, base, matcher) + _other_base(config, base)
+        warnings += differences(folder, base)
         entries = [file.entries[name] for pair in tensors for name in pair]
         return AdapterSpec(
             digest=digest,
@@ -258,18 +251,14 @@ def _unmatched(config: PeftConfig, names: Names, base: BaseModel, matcher: Match
     return notes
 
 
-def _strangers(folder: Path, config: PeftConfig, base: BaseModel) -> list[str]:
-    """Notes on another base's name and on tokenizer files."""
-    notes = []
+def _other_base(config: PeftConfig, base: BaseModel) -> list[str]:
+    """A note on another base's name."""
     if config.base_name:
         own = {Path(base.name).name.lower(), Path(base.folder or base.name).name.lower()}
         if Path(config.base_name).name.lower() not in own:
             named = config.base_name[:200]
-            notes.append(f"a different base is named in the config: {named!r}; served is {base.name!r}")
-    own_files = [name for name in OTHER_FILES if (folder / name).exists()]
-    if own_files:
-        notes.append(f"the base's tokenizer and chat template are used; ignored: {', '.join(own_files)}")
-    return notes
+            return [f"a different base is named in the config: {named!r}; served is {base.name!r}"]
+    return []
 
 
 def _some(items: list[str]) -> str:

@@ -24,9 +24,13 @@ Match = re.Match[str] | Any
 TIME_LIMIT = 5.0
 """Seconds that all matching for one adapter may take; ordinary ones take milliseconds."""
 _LENGTH_LIMIT = 2000
+_SIZE_LIMIT = 50_000
+"""Of a pattern's characters times all its counts: compiling, which nothing can interrupt, `regex` writes a counted
+part out as often as it counts."""
 _READ_DIFFERENTLY = re.compile(r"\[\[?:|\{[a-z]")
 """POSIX classes and fuzzy counts, which `regex` has and `re` takes literally."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.^-]*")
+_COUNT = re.compile(r"\{(\d*),?(\d*)\}")
 _FIRST_INDEX = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 
 
@@ -78,6 +82,8 @@ class Matcher:
 def _compile(whole: str, pattern: str, key: str) -> Pattern:
     if len(pattern) > _LENGTH_LIMIT:
         raise AdapterInvalid(f"{key}: a pattern has {len(pattern)} characters, more than {_LENGTH_LIMIT}")
+    if _size(pattern) > _SIZE_LIMIT:
+        raise AdapterInvalid(f"{key}: {pattern[:200]!r} repeats its parts too often")
     if _READ_DIFFERENTLY.search(pattern):
         raise AdapterInvalid(f"{key}: {pattern[:200]!r} has a construct that is not read alike everywhere")
     try:
@@ -87,6 +93,14 @@ def _compile(whole: str, pattern: str, key: str) -> Pattern:
             return plain if _PLAIN.fullmatch(pattern) else regex.compile(whole)
     except (re.error, regex.error, RecursionError, OverflowError, ValueError) as error:
         raise AdapterInvalid(f"{key}: {pattern[:200]!r} is not a regular expression ({error})") from None
+
+
+def _size(pattern: str) -> int:
+    """How long `pattern` could be with every counted part written out, nested ones too."""
+    size = len(pattern)
+    for least, most in _COUNT.findall(pattern):
+        size *= max(int(least or 1), int(most or 1), 1)
+    return size
 
 
 def trailing_parts(path: str) -> list[str]:

@@ -18,6 +18,8 @@ from .records import AdapterRecord
 from .schema import AdapterRow, InstallationRow, TenantRow, UsageRow, VersionRow
 from .spec import AdapterSpec
 
+PUBLIC = "public"
+"""The tenant whose adapters everyone may use."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _QUERY_LIMIT = 500
 """Values in one query."""
@@ -89,6 +91,12 @@ class Row:
         )
 
 
+def _are_names(*texts: str | None) -> bool:
+    """Whether each text that is given could be a name. What could not is asked of no database: PostgreSQL refuses a
+    NUL even in a question."""
+    return all(text is None or NAME.fullmatch(text) is not None for text in texts)
+
+
 # ------------------------------------------------------------------ questions
 
 _ROWS = (
@@ -105,6 +113,8 @@ def rows(
     session: Session, tenant: str | None = None, name: str | None = None, *, current_only: bool = False
 ) -> list[Row]:
     """Versions ordered by tenant, name and number."""
+    if not _are_names(tenant, name):
+        return []
     query = _ROWS
     if tenant is not None:
         query = query.where(TenantRow.name == tenant)
@@ -157,12 +167,23 @@ def has_name(session: Session, tenant: str, name: str) -> bool:
     return bool(rows(session, tenant, name, current_only=True))
 
 
+def owner(session: Session, tenant: str, name: str) -> str:
+    """Whose adapter `tenant` means by `name`: its own, which hides public's with all its versions, or public's."""
+    return tenant if has_name(session, tenant, name) else PUBLIC
+
+
 # ------------------------------------------------------------------ changes
 
 
-def tenant_row(session: Session, tenant: str) -> TenantRow:
-    """Raises StoreError tenant_not_found."""
-    found = session.scalars(sa.select(TenantRow).where(TenantRow.name == tenant)).one_or_none()
+def tenant_row(session: Session, tenant: str, *, locked: bool = False) -> TenantRow:
+    """`locked`: until the transaction ends nobody else changes the tenant, or adds anything that is the tenant's.
+
+    Raises StoreError tenant_not_found.
+    """
+    found = None
+    if _are_names(tenant):
+        query = sa.select(TenantRow).where(TenantRow.name == tenant)
+        found = session.scalars(query.with_for_update() if locked else query).one_or_none()
     if found is None:
         raise StoreError("tenant_not_found", f"there is no tenant {tenant!r}")
     return found
@@ -177,6 +198,8 @@ def count_change(session: Session) -> None:
 def locked_adapter(session: Session, tenant: TenantRow, name: str) -> AdapterRow | None:
     """The name's row, also where it has no version any more; until the transaction ends nobody else changes
     it."""
+    if not _are_names(name):
+        return None
     query = sa.select(AdapterRow).where(AdapterRow.tenant_id == tenant.id, AdapterRow.name == name)
     return session.scalars(query.with_for_update()).one_or_none()
 
@@ -239,25 +262,3 @@ def remove_versions(
         adapter.current = max(numbers, default=0)
         adapter.pinned = adapter.pinned and bool(numbers)
     session.flush()
-
-
-def add_usage(
-    session: Session, version_id: int, requests: int, prompt_tokens: int, generated_tokens: int, at: datetime
-) -> None:
-    """Count usage; nothing happens if the version is gone."""
-    usage = session.get(UsageRow, version_id, with_for_update=True)
-    if usage is not None:
-        usage.requests += requests
-        usage.prompt_tokens += prompt_tokens
-        usage.generated_tokens += generated_tokens
-        usage.last_used_at = max(usage.last_used_at, at)
-    elif session.get(VersionRow, version_id) is not None:
-        session.add(
-            UsageRow(
-                version_id=version_id,
-                requests=requests,
-                prompt_tokens=prompt_tokens,
-                generated_tokens=generated_tokens,
-                last_used_at=at,
-            )
-        )

@@ -21,8 +21,8 @@ import numpy as np
 from .errors import AdapterInvalid
 from .floats import NUMPY, Array
 
-HEADER_LIMIT = 4 << 20
-"""Bytes of JSON header that are accepted; a tensor takes about 150."""
+HEADER_LIMIT = 1 << 20
+"""Bytes of JSON header that are accepted; a tensor takes about 150, and the largest LLaMA's adapter has 1764."""
 CHUNK = 4 << 20
 """Bytes read at a time when streaming."""
 _MAX_DIMS = 8

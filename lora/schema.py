@@ -15,6 +15,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -55,7 +56,9 @@ class InstallationRow(Table):
     __tablename__ = "installation"
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     revision: Mapped[int] = mapped_column(BigInteger, server_default="0")
-    """Rises with every change of adapters: by it the servers that share a registry see each other's."""
+    """Rises with every change of adapters or tenants: by it the servers that share a registry see each other's."""
+    tenants_revision: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """Rises with those of tenants and keys alone, which are far fewer than those of adapters."""
 
 
 class TenantRow(Table):
@@ -63,6 +66,26 @@ class TenantRow(Table):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(128), unique=True)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    weight: Mapped[float] = mapped_column(Double, server_default="1")
+    limits: Mapped[dict[str, Any]] = mapped_column(JSON, server_default=text("'{}'"))
+    """Those that are set, by name."""
+
+
+class KeyRow(Table):
+    """A key that opens one tenant. The key itself is kept nowhere."""
+
+    __tablename__ = "keys"
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    description: Mapped[str | None] = mapped_column(Text)
+    prefix: Mapped[str] = mapped_column(String(32))
+    """What it begins with, for people to recognise it by."""
+    sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    """Of the whole key, as hex digits."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class AdapterRow(Table):
@@ -115,4 +138,31 @@ class UsageRow(Table):
     requests: Mapped[int] = mapped_column(BigInteger)
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     generated_tokens: Mapped[int] = mapped_column(BigInteger)
+    last_used_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class TenantUsageRow(Table):
+    """Counters of a tenant, whatever it used."""
+
+    __tablename__ = "tenant_usage"
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    generated_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    last_used_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class TenantAdapterUsageRow(Table):
+    """Counters of a tenant's use of one adapter name. They stay when the adapter goes: what was used was used."""
+
+    __tablename__ = "tenant_adapter_usage"
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(128), primary_key=True)
+    """The tenant the adapter belongs to. Empty, as `adapter`: the base alone."""
+    adapter: Mapped[str] = mapped_column(String(128), primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    generated_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
     last_used_at: Mapped[datetime] = mapped_column(UtcDateTime)

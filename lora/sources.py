@@ -17,7 +17,7 @@ from .errors import AdapterInvalid, StoreError
 from .inspect import CONFIG_FILE, CONFIG_LIMIT, OTHER_FILES, WEIGHTS_FILE, missing_weights
 
 OTHER_LIMIT = 64 << 20
-"""Bytes of a tokenizer or template file, which is only noted; a larger one is left out."""
+"""Bytes of a tokenizer or template file, which is only compared; a larger one is left out."""
 _COPY = 1 << 20
 _HUB = re.compile(
     r"hf:(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})"
@@ -178,12 +178,14 @@ def fetch_hub(
         sizes = {file.rfilename: file.size for file in info.siblings or []}
         if WEIGHTS_FILE not in sizes:
             raise missing_weights(sizes)
-        for name in (CONFIG_FILE, WEIGHTS_FILE, "tokenizer_config.json", "chat_template.jinja"):
+        for name in (CONFIG_FILE, WEIGHTS_FILE, *OTHER_FILES):
             if name not in sizes:
                 continue
             limit = {CONFIG_FILE: CONFIG_LIMIT, WEIGHTS_FILE: max_bytes}.get(name, OTHER_LIMIT)
             size = sizes[name]
             if size is None or size > limit:
+                if name in OTHER_FILES:
+                    continue
                 raise AdapterInvalid(f"{source}: {name} has {size} bytes, more than the limit of {limit}")
             api.hf_hub_download(repository, name, revision=info.sha, local_dir=folder)
     except (HfHubHTTPError, HFValidationError, HTTPError, OSError) as error:

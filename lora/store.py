@@ -10,9 +10,7 @@ before it ends. Synchronous and thread-safe; the server calls it in worker threa
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -24,12 +22,13 @@ from .blobs import Blobs, Kept, open_blobs
 from .database import Database
 from .errors import StoreError
 from .inspect import inspect
+from .quota import Quota
 from .records import AdapterRecord, Registration, Removal, planned
-from .registry import Reference, Row
+from .registry import PUBLIC, Reference, Row
 from .spec import AdapterSpec
-from .usage import Usage, UsageCounter
+from .usage_book import UsageBook
 
-PUBLIC = "public"
+UNLIMITED = Quota()
 Records = list[AdapterRecord]
 Digests = list[str]
 
@@ -57,8 +56,8 @@ class AdapterStore:
         self._reserved = frozenset(reserved_names)
         self._max_rank = max_rank
         self._max_bytes = max_bytes
-        self._usage = UsageCounter()
-        self._flushing = threading.Lock()
+        self.usage = UsageBook(database)
+        """What requests used; visible in records at once."""
 
     @classmethod
     def open(
@@ -88,9 +87,14 @@ class AdapterStore:
         store.collect(blobs.digests())
         return store
 
+    @property
+    def database(self) -> Database:
+        """Where all of the registry lies; closed with the store."""
+        return self._database
+
     def close(self) -> None:
         """Write the usage counters and let go of the database."""
-        self.flush_usage()
+        self.usage.flush()
         self._database.close()
 
     # ---------------------------------------------------------------- registration
@@ -106,6 +110,7 @@ class AdapterStore:
         description: str | None = None,
         dry_run: bool = False,
         source: str | None = None,
+        quota: Quota = UNLIMITED,
     ) -> Registration:
         """Check the PEFT adapter in `folder` (which nobody else may be writing) and make it a version of
         `name`.
@@ -113,9 +118,9 @@ class AdapterStore:
         Where the name's current version already holds the same weights for the same base, no version is made.
         `pinned` and `description` change the name's when they are given, in either case. A dry run checks all
         the same and changes nothing. Raises AdapterInvalid; StoreError invalid_request (name),
-        adapter_exists, tenant_not_found, overloaded.
+        adapter_exists, tenant_not_found, rate_limit_exceeded (beyond `quota`), overloaded.
         """
-        spec = self._checked(folder, name, tenant, replace)
+        spec = self._checked(folder, name, tenant, replace, quota)
         if dry_run:
             record = planned(spec, name, tenant, bool(pinned), description, source)
             return Registration(record=record, spec=spec, created=False, replaced=False)
@@ -129,6 +134,7 @@ class AdapterStore:
             row = self._current_version(session, tenant, name, spec, replace)
             created, replaced = row is None, adapter is not None and adapter.current > 0
             if row is None:
+                quota.check(session, tenant, name, spec.size_bytes, lock=True)
                 row = registry.add_version(
                     session,
                     owner,
@@ -167,18 +173,30 @@ class AdapterStore:
         replace: bool = False,
         description: str | None = None,
         source: str | None = None,
+        quota: Quota = UNLIMITED,
     ) -> AdapterRecord:
         """Check as `register` does and write the file alone: what it is going to make, which no version names
         yet."""
-        spec = self._checked(folder, name, tenant, replace)
+        spec = self._checked(folder, name, tenant, replace, quota)
         self._write_blob(spec, folder)
         return planned(spec, name, tenant, True, description, source)
 
-    def _checked(self, folder: Path, name: str, tenant: str, replace: bool) -> AdapterSpec:
-        """What is in `folder`, if it may become a version of `name`; the transaction that makes it one decides."""
+    def check_room(self, name: str, tenant: str, quota: Quota) -> None:
+        """Refuse as `register` does what can be refused by the name alone, before anything is fetched or read."""
         self._check_name(name)
-        spec = inspect(folder, self._base, max_rank=self._max_rank, max_bytes=self._max_bytes)
-        self._database.read(lambda session: self._current_version(session, tenant, name, spec, replace))
+        self._database.read(lambda session: quota.check_name(session, tenant, name))
+
+    def _checked(self, folder: Path, name: str, tenant: str, replace: bool, quota: Quota) -> AdapterSpec:
+        """What is in `folder`, if it may become a version of `name`; the transaction that makes it one decides."""
+        self.check_room(name, tenant, quota)
+        max_rank = min(self._max_rank, self._max_rank if quota.max_rank is None else quota.max_rank)
+        spec = inspect(folder, self._base, max_rank=max_rank, max_bytes=self._max_bytes)
+
+        def look(session: Session) -> None:
+            if self._current_version(session, tenant, name, spec, replace) is None:
+                quota.check(session, tenant, name, spec.size_bytes)
+
+        self._database.read(look)
         return spec
 
     def _write_blob(self, spec: AdapterSpec, folder: Path) -> None:
@@ -222,12 +240,19 @@ class AdapterStore:
 
     # ---------------------------------------------------------------- questions
 
-    def get(self, ref: str, tenant: str = PUBLIC) -> AdapterRecord:
-        """The version that `ref` (name, name@version, name@digest digits) means inside `tenant` alone.
+    def get(self, ref: str, tenant: str = PUBLIC, *, shared: bool = False) -> AdapterRecord:
+        """The version that `ref` (name, name@version, name@digest digits) means inside `tenant` alone, or with
+        `shared` its own, then public's.
 
         Raises StoreError adapter_not_found.
         """
-        row = self._database.read(lambda session: registry.find(session, Reference(ref), tenant))
+
+        def look(session: Session) -> Row | None:
+            reference = Reference(ref)
+            owner = registry.owner(session, tenant, reference.name) if shared else tenant
+            return registry.find(session, reference, owner)
+
+        row = self._database.read(look)
         if row is None:
             raise _not_found(ref)
         return self._record(row)
@@ -238,15 +263,20 @@ class AdapterStore:
         A tenant's own name hides public's with all its versions. Raises StoreError model_not_found, or
         adapter_invalid if the version was made for another base.
         """
+        return self.resolve_at(ref, tenant)[0]
 
-        def look(session: Session) -> Row | None:
+    def resolve_at(self, ref: str, tenant: str = PUBLIC) -> tuple[AdapterRecord, int]:
+        """As `resolve`, with the registry's revision: so long as that does not rise, the answer stays."""
+
+        def look(session: Session) -> tuple[Row | None, int]:
+            at = registry.revision(session)  # first: what is read after it may be newer, never older
             reference = Reference(ref)
             own = registry.find(session, reference, tenant)
             if own is not None or tenant == PUBLIC or registry.has_name(session, tenant, reference.name):
-                return own
-            return registry.find(session, reference, PUBLIC)
+                return own, at
+            return registry.find(session, reference, PUBLIC), at
 
-        row = self._database.read(look)
+        row, revision = self._database.read(look)
         if row is None:
             raise StoreError("model_not_found", f"there is no model or adapter {ref!r}", "model")
         record = self._record(row)
@@ -256,7 +286,7 @@ class AdapterStore:
                 f"adapter {record.reference!r} was made for another base ({record.base_model!r})",
                 "adapter",
             )
-        return record
+        return record, revision
 
     def list(self, tenant: str | None = PUBLIC) -> Records:
         """The current version of every name of `tenant` (None: of all tenants), ordered by tenant and
@@ -264,9 +294,14 @@ class AdapterStore:
         found = self._database.read(lambda session: registry.rows(session, tenant, current_only=True))
         return [self._record(row) for row in found]
 
-    def versions(self, name: str, tenant: str = PUBLIC) -> Records:
-        """All versions under a name, oldest first. Raises StoreError adapter_not_found."""
-        found = self._database.read(lambda session: registry.rows(session, tenant, name))
+    def versions(self, name: str, tenant: str = PUBLIC, *, shared: bool = False) -> Records:
+        """All versions under a name, oldest first, found as `get` does. Raises StoreError adapter_not_found."""
+
+        def look(session: Session) -> list[Row]:
+            owner = registry.owner(session, tenant, name) if shared else tenant
+            return registry.rows(session, owner, name)
+
+        found = self._database.read(look)
         if not found:
             raise _not_found(name)
         return [self._record(row) for row in found]
@@ -283,6 +318,10 @@ class AdapterStore:
     def revision(self) -> int:
         """Rises with every change of an adapter by anyone who uses this registry."""
         return self._database.read(registry.revision)
+
+    def revision_at_once(self) -> int | None:
+        """The same without waiting, for the event loop; None where that cannot be had."""
+        return self._database.revision_at_once()
 
     def unreferenced(self, digests: Iterable[str]) -> Digests:
         """Those of `digests` that no version of anyone names."""
@@ -372,36 +411,6 @@ class AdapterStore:
             if self._database.write(lambda session, digest=digest: delete(session, digest))  # type: ignore[misc]
         ]
 
-    # ---------------------------------------------------------------- usage
-
-    def touch(
-        self, version_id: int, *, requests: int = 1, prompt_tokens: int = 0, generated_tokens: int = 0
-    ) -> None:
-        """Count usage; cheap, and visible in records at once. Written to the database by `flush_usage`."""
-        self._usage.count(
-            version_id, Usage(requests, prompt_tokens, generated_tokens, last_used_at=datetime.now(UTC))
-        )
-
-    def flush_usage(self) -> None:
-        """Write counted usage to the database in one transaction."""
-
-        def write(session: Session, pending: dict[int, Usage]) -> None:
-            for version_id, usage in sorted(pending.items()):
-                registry.add_usage(
-                    session,
-                    version_id,
-                    usage.requests,
-                    usage.prompt_tokens,
-                    usage.generated_tokens,
-                    usage.last_used_at,
-                )
-
-        with self._flushing:
-            pending = self._usage.pending()
-            if pending:
-                self._database.write(lambda session: write(session, pending))
-                self._usage.settle(pending)
-
     # ---------------------------------------------------------------- parts
 
     def _locked(self, session: Session, name: str, tenant: str) -> registry.AdapterRow:
@@ -412,7 +421,7 @@ class AdapterStore:
         return adapter
 
     def _record(self, row: Row) -> AdapterRecord:
-        return self._usage.with_pending(row.record(self._base.fingerprint))
+        return self.usage.with_pending(row.record(self._base.fingerprint))
 
 
 def _not_found(ref: str) -> StoreError:

@@ -1,9 +1,10 @@
-"""Counts usage in memory between two writes to the registry. Control code: no torch."""
+"""What is counted of requests, and in which accounts. Control code: no torch."""
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,12 +12,18 @@ from .records import AdapterRecord
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What was counted for one version and is not in the registry yet."""
+    """What was counted and is not in the registry yet."""
 
     requests: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt's, those that were found in the prefix cache."""
     last_used_at: datetime = datetime.min.replace(tzinfo=UTC)
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.requests or self.prompt_tokens or self.generated_tokens or self.cached_tokens)
 
     def plus(self, other: Usage, sign: int = 1) -> Usage:
         """The sum, or with sign -1 what is left of self after `other` was written; the later moment stays."""
@@ -24,49 +31,39 @@ class Usage(msgspec.Struct, frozen=True):
             self.requests + sign * other.requests,
             self.prompt_tokens + sign * other.prompt_tokens,
             self.generated_tokens + sign * other.generated_tokens,
+            self.cached_tokens + sign * other.cached_tokens,
             max(self.last_used_at, other.last_used_at),
         )
 
 
-class UsageCounter:
-    """Pending usage by version. Thread-safe."""
+class OfVersion(NamedTuple):
+    """The account of an adapter's version, whoever used it."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pending: dict[int, Usage] = {}
+    version_id: int
 
-    def count(self, version_id: int, usage: Usage) -> None:
-        with self._lock:
-            self._pending[version_id] = self._pending.get(version_id, Usage()).plus(usage)
 
-    def pending(self) -> dict[int, Usage]:
-        """What is to be written now; it stays visible until `settle`."""
-        with self._lock:
-            return dict(self._pending)
+class OfTenant(NamedTuple):
+    """The account of a tenant, whatever it used."""
 
-    def settle(self, written: dict[int, Usage]) -> None:
-        """What `pending` gave out is in the registry."""
-        with self._lock:
-            for version_id, usage in written.items():
-                left = self._pending[version_id].plus(usage, sign=-1)
-                if (left.requests, left.prompt_tokens, left.generated_tokens) == (0, 0, 0):
-                    del self._pending[version_id]
-                else:
-                    self._pending[version_id] = left
+    tenant: str
 
-    def with_pending(self, record: AdapterRecord) -> AdapterRecord:
-        """The record with what is pending added to what the registry says."""
-        with self._lock:
-            pending = None if record.version_id is None else self._pending.get(record.version_id)
-            if pending is None:
-                return record
-            last = pending.last_used_at
-            if record.last_used_at is not None:
-                last = max(last, record.last_used_at)
-            return msgspec.structs.replace(
-                record,
-                requests=record.requests + pending.requests,
-                prompt_tokens=record.prompt_tokens + pending.prompt_tokens,
-                generated_tokens=record.generated_tokens + pending.generated_tokens,
-                last_used_at=last,
-            )
+
+class OfAdapter(NamedTuple):
+    """The account of a tenant's use of one adapter, own or public; of the base alone where both are empty."""
+
+    tenant: str
+    owner: str
+    adapter: str
+
+
+Account = OfVersion | OfTenant | OfAdapter
+
+
+def accounts(tenant: str, records: Iterable[AdapterRecord]) -> set[Account]:
+    """Where a request of `tenant` on these adapters (none: on the base alone) is counted, once each."""
+    found: set[Account] = {OfTenant(tenant)}
+    for record in records:
+        found.add(OfAdapter(tenant, record.tenant, record.name))
+        if record.version_id is not None:
+            found.add(OfVersion(record.version_id))
+    return found if len(found) > 1 else found | {OfAdapter(tenant, "", "")}

@@ -15,6 +15,18 @@ os.environ.setdefault(
 )  # read when triton is first imported: its kernels take CPU tensors
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long", action="store_true", help="10,000 malformed bodies, and schemathesis for 20 minutes"
+    )
+
+
+@pytest.fixture(scope="session")
+def long(pytestconfig: pytest.Config) -> bool:
+    """Whether the long form of a test is asked for."""
+    return bool(pytestconfig.getoption("--long"))
+
+
 @pytest.fixture(scope="session")
 def demo_base() -> Path:
     """The demo base's folder, fetched and converted once into the user's cache."""

@@ -6,10 +6,13 @@ import rich_click as click
 
 from ... import __version__
 from .adapters import adapters
+from .bench import bench
 from .doctor import doctor
 from .generate import generate
+from .keys import keys
 from .quantize import quantize
 from .serve import demo, serve
+from .tenants import tenants
 
 __all__ = ["main"]
 
@@ -27,5 +30,5 @@ def main() -> None:
     """Serve thousands of LoRA adapters over one quantised LLaMA base."""
 
 
-for command in (demo, serve, adapters, generate, quantize, doctor):
+for command in (demo, serve, adapters, tenants, keys, generate, quantize, bench, doctor):
     main.add_command(command)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
-from .admin import FILES, Server, connection_options
+from .admin import FILES, Server, command_of, print_json
 from .failure import USAGE, fail
 
 
@@ -19,32 +16,21 @@ def adapters() -> None:
     """List, add, move and remove the adapters of a running server."""
 
 
-def _command(run: Callable[..., None]) -> click.Command:
-    """A subcommand that is given `server` and `as_json` in place of the connection's options."""
-
-    @wraps(run)
-    def with_server(url: str, key: str | None, tenant: str | None, **arguments: Any) -> None:
-        run(server=Server(url.rstrip("/"), key, tenant), **arguments)
-
-    return adapters.command(run.__name__.rstrip("_"))(connection_options(with_server))
-
-
-def _print_json(answer: Any) -> None:
-    click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+_command = command_of(adapters)
 
 
 def _print_adapters(answer: dict[str, Any], as_json: bool) -> None:
     from .render import adapter_table, show
 
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         show(adapter_table(answer["data"]))
 
 
 def _print_adapter(answer: dict[str, Any], as_json: bool, done: str) -> None:
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         version = "" if answer["version"] is None else f"@{answer['version']}"
         click.echo(f"{done} {answer['name']}{version}: {answer['residency']}, {answer['blocks']} blocks")
@@ -69,14 +55,14 @@ def versions(server: Server, as_json: bool, name: str) -> None:
 @click.argument("name")
 def show(server: Server, as_json: bool, name: str) -> None:
     """Show everything about one adapter."""
-    from .render import adapter_details
+    from .render import details
     from .render import show as print_table
 
     answer = server.call("GET", server.path(name))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
-        print_table(adapter_details(answer))
+        print_table(details(answer))
 
 
 @_command
@@ -131,7 +117,7 @@ def remove(server: Server, as_json: bool, name: str) -> None:
     """Remove NAME with all its versions, or NAME@VERSION alone."""
     server.call("DELETE", server.path(name))
     if as_json:
-        _print_json({"removed": name})
+        print_json({"removed": name})
     else:
         click.echo(f"removed {name}")
 

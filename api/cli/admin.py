@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -11,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 import rich_click as click
 
-from .failure import REFUSED, fail
+from .failure import REFUSED, USAGE, fail
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 """What an adapter's folder is uploaded as."""
@@ -38,7 +40,17 @@ class Server(msgspec.Struct, frozen=True):
     def path(self, *parts: str) -> str:
         """The path of /adapters/…, inside the tenant where one was given; each part is escaped."""
         scope = ("tenants", self.tenant) if self.tenant else ()
-        return "/" + "/".join(quote(part, safe="@") for part in (*scope, "adapters", *parts))
+        return _path(*scope, "adapters", *parts)
+
+    def tenant_path(self, *parts: str) -> str:
+        """The path of /tenants/…; each part is escaped."""
+        return _path("tenants", *parts)
+
+    def keys_path(self, *parts: str) -> str:
+        """The path of the tenant's keys. Ends the command with status 2 where no tenant was given."""
+        if not self.tenant:
+            fail("--tenant NAME is missing: whose keys?", USAGE)
+        return _path("tenants", self.tenant, "keys", *parts)
 
     def call(self, method: str, path: str, **request: Any) -> Any:
         """The decoded JSON answer, None where it is empty. Ends the command with status 1 on a refusal."""
@@ -78,6 +90,10 @@ class Server(msgspec.Struct, frozen=True):
         return self.call("POST", self.path(), json=body, params=_query(dry_run))
 
 
+def _path(*parts: str) -> str:
+    return "/" + "/".join(quote(part, safe="@") for part in parts)
+
+
 def _query(dry_run: bool) -> dict[str, str]:
     return {"dry_run": "true"} if dry_run else {}
 
@@ -95,9 +111,30 @@ def _reason(status: int, body: bytes) -> str:
     return f"{error.message} ({error.code or status})"
 
 
-def connection_options(command: Command) -> Command:
-    """--url, --key, --tenant and --json; the command receives `server: Server` and `as_json`."""
-    options = (
+def command_of(
+    group: click.Group, *, in_tenant: bool = True
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Makes a function a subcommand that is given `server` and `as_json` in place of the connection's options.
+
+    `in_tenant`: --tenant is one of them.
+    """
+
+    def decorate(run: Callable[..., None]) -> click.Command:
+        @wraps(run)
+        def with_server(url: str, key: str | None, tenant: str | None = None, **arguments: Any) -> None:
+            run(server=Server(url.rstrip("/"), key, tenant), **arguments)
+
+        return group.command(run.__name__.rstrip("_"))(_connection_options(with_server, in_tenant))
+
+    return decorate
+
+
+def print_json(answer: Any) -> None:
+    click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+
+
+def _connection_options(command: Command, in_tenant: bool) -> Command:
+    options = [
         click.option(
             "--url",
             envvar="HEDDLE_URL",
@@ -111,7 +148,9 @@ def connection_options(command: Command) -> Command:
         ),
         click.option("--tenant", help="Act inside this tenant."),
         click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON."),
-    )
+    ]
+    if not in_tenant:
+        del options[2]
     for option in reversed(options):
         command = option(command)
     return command

@@ -148,6 +148,11 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
             setting("--max-num-batched-tokens", type=POSITIVE, help="Tokens in one step."),
             setting("--max-queued-requests", type=POSITIVE, help="Beyond them a request gets 503."),
             setting(
+                "--scheduling-policy",
+                type=click.Choice(("fair", "fcfs")),
+                help="fair: between tenants, by the service each was given; fcfs: by arrival.",
+            ),
+            setting(
                 "--step-log",
                 type=click.Path(dir_okay=False),
                 help="Append one JSON line a step to this file.",
@@ -267,7 +272,8 @@ def server_config(
     flags["adapter_roots"] = flags["adapter_roots"] or default_roots
     if flags["data_dir"] is None:
         del flags["data_dir"]
-    engine = EngineConfig(model=model, **{name: flags.pop(name) for name in list(flags) if name in ENGINE})
+    own = ENGINE.keys() - SERVER.keys()  # what both have the server hands on
+    engine = EngineConfig(model=model, **{name: flags.pop(name) for name in list(flags) if name in own})
     config = ServerConfig(engine=engine, **flags)
     if problem := config.problem():
         fail(problem, USAGE)

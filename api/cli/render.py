@@ -1,4 +1,4 @@
-"""Adapters as tables, and sizes and times as people read them."""
+"""Adapters, tenants and keys as tables, and sizes and times as people read them."""
 
 from __future__ import annotations
 
@@ -71,12 +71,68 @@ def state(adapter: Adapter) -> str:
     )
 
 
-def adapter_details(adapter: Adapter) -> Table:
-    """Everything about one adapter, a line a field."""
+def tenant_table(tenants: Iterable[Mapping[str, Any]]) -> Table:
+    """What `heddle tenants list` shows."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("name", overflow="fold")
+    table.add_column("weight", justify="right")
+    table.add_column("limits", overflow="fold")
+    table.add_column("created", no_wrap=True)
+    for tenant in tenants:
+        table.add_row(
+            tenant["name"], f"{tenant['weight']:g}", limits(tenant["limits"]), ago(tenant["created_at"])
+        )
+    return table
+
+
+def key_table(keys: Iterable[Mapping[str, Any]]) -> Table:
+    """What `heddle keys list` shows."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("id", "tenant", "begins with"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("description", overflow="fold")
+    for column in ("created", "last used", "expires", "state"):
+        table.add_column(column, no_wrap=True)
+    for key in keys:
+        table.add_row(
+            key["id"],
+            key["tenant"],
+            key["prefix"],
+            key["description"] or "-",
+            ago(key["created_at"]),
+            ago(key["last_used_at"]),
+            key["expires_at"] or "never",
+            key_state(key),
+        )
+    return table
+
+
+def key_state(key: Mapping[str, Any], now: datetime | None = None) -> str:
+    """Whether it opens anything."""
+    if key["revoked_at"] is not None:
+        return "revoked"
+    end = key["expires_at"]
+    return "expired" if end and datetime.fromisoformat(end) <= (now or datetime.now(UTC)) else "valid"
+
+
+def limits(values: Mapping[str, Any]) -> str:
+    """Those that are set: "max_rank=16, pool_share=0.5"."""
+    return (
+        ", ".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in values.items()
+            if value is not None
+        )
+        or "none"
+    )
+
+
+def details(fields: Mapping[str, Any]) -> Table:
+    """Everything about one thing, a line a field."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for field, value in adapter.items():
+    for field, value in fields.items():
         table.add_row(field.replace("_", " "), _plain(field, value))
     return table
 
@@ -88,6 +144,8 @@ def _plain(field: str, value: Any) -> str:
         return "yes" if value else "no"
     if field == "size_bytes":
         return f"{size(value)} ({value})"
+    if field == "limits":
+        return limits(value)
     if field == "matched":
         return f"{value['tensors']} of {value['total']} tensors"
     if isinstance(value, list):

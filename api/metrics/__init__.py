@@ -1,123 +1,128 @@
-"""Prometheus metrics: what the front door counts, and the engine's gauges read at each scrape."""
+"""Prometheus metrics: what the front door and the requests count, and the engine's gauges read at each scrape."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-import msgspec
-import psutil
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
-from ..core.client import EngineClient
-from ..core.memory import MemoryReport
+from ...core.client import EngineClient
+from .engine import EngineCollector
+from .ranked import RankedCounters
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-COUNTERS = {
-    "steps": "model forwards",
-    "prompt_tokens": "prompt tokens taken in",
-    "generated_tokens": "tokens generated",
-    "cached_tokens": "prompt tokens served from the prefix cache",
-    "preemptions": "sequences that gave their blocks back for a while",
-    "swap_outs": "of these, sequences whose blocks were copied to host memory, not dropped to be computed again",
-    "swap_ins": "sequences that came back from host memory",
-    "swap_out_bytes": "bytes copied out of the pool to host memory",
-    "swap_in_bytes": "bytes copied back in",
-    "adapter_loads": "adapters brought to the device",
-    "adapter_evictions": "adapters taken off the device",
-}
-GAUGES = {
-    "running": "sequences in the running batch",
-    "waiting": "sequences queued",
-    "blocks_total": "blocks of the pool",
-    "blocks_free": "blocks that hold nothing",
-    "blocks_used": "blocks of running sequences",
-    "blocks_cached": "idle blocks of the prefix cache",
-    "blocks_adapters": "blocks of adapters",
-    "blocks_pinned": "of these, blocks of pinned adapters",
-    "host_copy_bytes": "host memory of adapters' copies",
-    "swap_used_bytes": "host memory that swapped sequences lie in",
-}
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
+LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+disable_created_metrics()  # it doubles the series, and a scrape tells of a restart by itself
 
 
 class Metrics:
-    """Of one server."""
+    """Of one server. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
+        self._calls = Counter(
             "heddle_http_requests", "HTTP calls", ["method", "status"], registry=self._registry
         )
-        self._seconds = Histogram(
-            "heddle_http_request_seconds",
-            "From a call's arrival to its answer's last byte",
-            buckets=SECONDS,
+        self._refused = Counter(
+            "heddle_refused_requests",
+            "Calls that ended with an error, by its code",
+            ["code"],
             registry=self._registry,
         )
-        self._first_token = Histogram(
-            "heddle_time_to_first_token_seconds",
-            "From a request's arrival to its first token",
-            buckets=SECONDS,
+        self._aborted = Counter(
+            "heddle_aborted_requests",
+            "Completions and chats cut before their end: the client left, or their time was over",
             registry=self._registry,
         )
+        self._http_seconds = self._histogram(
+            "heddle_http_request_seconds", "From a call's arrival to its answer's last byte", SECONDS
+        )
+        self._request_seconds = self._histogram(
+            "heddle_request_seconds", "From the arrival of a completion or chat to its last token", SECONDS
+        )
+        self._first_token = self._histogram(
+            "heddle_time_to_first_token_seconds", "From a request's arrival to its first token", SECONDS
+        )
+        self._inter_token = self._histogram(
+            "heddle_inter_token_seconds", "From one token of a sequence to its next", TOKEN_SECONDS
+        )
+        self._loop_lag = self._histogram(
+            "heddle_event_loop_lag_seconds", "By how much the event loop came late to a timer", LAG_SECONDS
+        )
+        self._prefix_queries = Counter(
+            "heddle_prefix_queries",
+            "Sequences whose prompt was looked up in the prefix cache",
+            registry=self._registry,
+        )
+        self._prefix_hits = Counter(
+            "heddle_prefix_hits",
+            "Of these, sequences that found a beginning of theirs there",
+            registry=self._registry,
+        )
+        self._tenants = RankedCounters(
+            {
+                "heddle_tenant_requests": "Completions and chats of a tenant",
+                "heddle_tenant_prompt_tokens": "Their prompt tokens",
+                "heddle_tenant_generated_tokens": "Their generated tokens",
+            },
+            ["tenant"],
+        )
+        self._adapters = RankedCounters(
+            {
+                "heddle_adapter_requests": "Completions and chats on an adapter, whose label `tenant` is its owner",
+                "heddle_adapter_prompt_tokens": "Their prompt tokens",
+                "heddle_adapter_generated_tokens": "Their generated tokens",
+            },
+            ["tenant", "adapter"],
+        )
+        self._registry.register(self._tenants)
+        self._registry.register(self._adapters)
+
+    def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, help_text, buckets=buckets, registry=self._registry)
 
     def watch_engine(self, engine: EngineClient) -> None:
-        self._registry.register(_EngineCollector(engine))
+        self._registry.register(EngineCollector(engine))
 
-    def count_call(self, method: str, status: int, seconds: float) -> None:
-        self._requests.labels(method, str(status)).inc()
-        self._seconds.observe(seconds)
+    def count_call(self, method: str, status: int, seconds: float, code: str | None = None) -> None:
+        """An HTTP call is over; `code`: of the error it ended with."""
+        self._calls.labels(method, str(status)).inc()
+        self._http_seconds.observe(seconds)
+        if code is not None:
+            self._refused.labels(code).inc()
 
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
 
+    def observe_token(self, seconds: float) -> None:
+        """Since the same sequence's token before it."""
+        self._inter_token.observe(seconds)
+
+    def observe_loop_lag(self, seconds: float) -> None:
+        self._loop_lag.observe(seconds)
+
+    def count_prefixes(self, queries: int, hits: int) -> None:
+        self._prefix_queries.inc(queries)
+        self._prefix_hits.inc(hits)
+
+    def count_end(self, seconds: float, left: bool) -> None:
+        """A completion or chat that had begun is over, at its end or before."""
+        self._request_seconds.observe(seconds)
+        if left:
+            self._aborted.inc()
+
+    def count_use(
+        self, tenant: str, adapters: Sequence[tuple[str, str]], prompt_tokens: int, generated_tokens: int
+    ) -> None:
+        """What a completion or chat of `tenant` used, on these adapters (owner, name)."""
+        amounts = (1, prompt_tokens, generated_tokens)
+        self._tenants.count((tenant,), amounts)
+        for adapter in adapters:
+            self._adapters.count(adapter, amounts)
+
     def expose(self) -> bytes:
         return generate_latest(self._registry)
-
-
-class _EngineCollector(Collector):
-    def __init__(self, engine: EngineClient) -> None:
-        self._engine = engine
-
-    def collect(self) -> Iterable[Metric]:
-        values = msgspec.structs.asdict(self._engine.stats)
-        for name, help_text in COUNTERS.items():
-            yield CounterMetricFamily(f"heddle_{name}", help_text.capitalize(), value=values[name])
-        for name, help_text in GAUGES.items():
-            yield GaugeMetricFamily(f"heddle_{name}", help_text.capitalize(), value=values[name])
-        yield CounterMetricFamily(
-            "heddle_engine_restarts", "Engine processes that died", value=self._engine.restarts
-        )
-        yield self._resident()
-        if self._engine.ready is not None and self._engine.ready.memory is not None:
-            yield from _memory(self._engine.ready.memory, values)
-
-    def _resident(self) -> GaugeMetricFamily:
-        family = GaugeMetricFamily("heddle_resident_bytes", "Memory of a process in RAM", labels=["process"])
-        for process, pid in (("server", os.getpid()), ("engine", self._engine.pid)):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it may die at any time
-                if pid is not None:
-                    family.add_metric([process], psutil.Process(pid).memory_info().rss)
-        return family
-
-
-def _memory(report: MemoryReport, values: dict[str, int]) -> Iterable[Metric]:
-    """What is fixed from the start, as `report` has it, and the pool by what `values` say of its blocks."""
-    sizes = GaugeMetricFamily("heddle_weight_bytes", "Bytes of the model's tensors", labels=["part"])
-    per_weight = GaugeMetricFamily("heddle_bytes_per_weight", "Bytes a number of the model", labels=["part"])
-    for part in report.weights:
-        sizes.add_metric([part.part], part.bytes)
-        if part.bytes_per_weight is not None:
-            per_weight.add_metric([part.part], part.bytes_per_weight)
-    pool = GaugeMetricFamily("heddle_pool_bytes", "Bytes of the block pool", labels=["use"])
-    for use in ("free", "used", "cached", "adapters"):
-        pool.add_metric([use], values[f"blocks_{use}"] * report.block_bytes)
-    budgets = GaugeMetricFamily("heddle_host_budget_bytes", "The most that may be taken", labels=["part"])
-    for part in report.host:
-        budgets.add_metric([part.part], part.budget or 0)
-    return sizes, per_weight, pool, budgets

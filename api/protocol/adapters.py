@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ..errors import invalid, wrong_value
 
-Description = Annotated[str, msgspec.Meta(max_length=4096)]
+Description = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]
+"""PostgreSQL keeps no NUL in a text."""
+File = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "string", "format": "binary"})]
 Residency = Literal["device", "host", "disk"]
 Status = Literal["ready", "loading", "failed", "incompatible"]
 
 
-class AdapterCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A registration; the files come from `source` or with the call."""
+class AdapterFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a registration says besides the files themselves."""
 
     name: str
-    source: str | None = None
     pinned: bool | None = None
     replace: bool | None = None
     preload: bool | None = None
     """True: answered when it is on the device. False: loaded at its first request. Left out: brought there in
     the background."""
     description: Description | None = None
+
+
+class AdapterCreate(AdapterFields, kw_only=True, forbid_unknown_fields=True):
+    """A registration; the files come from `source` or with the call."""
+
+    source: str | None = None
+    """A folder below an adapter root, or `hf:org/name[@revision]`."""
+
+
+class AdapterUpload(AdapterFields, kw_only=True, forbid_unknown_fields=True):
+    """A registration in parts, with its files."""
+
+    files: Annotated[list[File], msgspec.Meta(min_length=2)]
+    """`adapter_config.json` and `adapter_model.safetensors`, by these file names."""
 
 
 def from_parts(parts: dict[str, str]) -> AdapterCreate:

@@ -9,15 +9,15 @@ from msgspec import UNSET, UnsetType
 
 from ..errors import invalid
 from .generation import FinishReason, GenerationBody, Usage
+from .tools import Tool, ToolCall, ToolCallDelta, ToolChoice
 
 
 class ChatRequest(GenerationBody, kw_only=True):
     UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationBody.UNSERVED,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
+        "add_special_tokens": (False,),
         "audio": (),
         "modalities": (["text"],),
         "reasoning_effort": ("none",),
@@ -27,6 +27,7 @@ class ChatRequest(GenerationBody, kw_only=True):
         "documents": ([],),
         "continue_final_message": (False,),
         "mm_processor_kwargs": (),
+        "media_io_kwargs": (),
         "echo": (False,),
         "prediction": (),
         "suffix": ("",),
@@ -40,10 +41,14 @@ class ChatRequest(GenerationBody, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    """False: one call an answer at most. None is true."""
+
     functions: Any = None
     function_call: Any = None
+    add_special_tokens: Any = None
     audio: Any = None
     modalities: Any = None
     reasoning_effort: Any = None
@@ -53,6 +58,7 @@ class ChatRequest(GenerationBody, kw_only=True):
     documents: Any = None
     continue_final_message: Any = None
     mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
     prediction: Any = None
     suffix: Any = None
 
@@ -88,8 +94,10 @@ class ChatLogprobs(msgspec.Struct):
 
 class ChatMessage(msgspec.Struct):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """None where there is nothing but tool calls."""
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -114,6 +122,7 @@ class ChatResponse(msgspec.Struct):
 class ChatDelta(msgspec.Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -42,9 +42,9 @@ class CompletionRequest(GenerationBody, kw_only=True):
             return [prompt]
         if not prompt:
             raise invalid("prompt must be a text, token ids, or a list of either, and not empty", "prompt")
-        if all(isinstance(item, int) for item in prompt):
+        kinds = set(map(type, prompt))
+        if kinds == {int}:
             return [prompt]  # type: ignore[list-item]
-        kinds = {type(item) for item in prompt}
         if len(kinds) > 1:
             raise invalid("prompt must be all texts, all token ids, or all lists of token ids", "prompt")
         if len(prompt) > MAX_PROMPTS:

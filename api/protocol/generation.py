@@ -9,8 +9,17 @@ from msgspec import UNSET, UnsetType
 
 from ...core.sampling_params import ParamError, SamplingParams
 from ..errors import invalid
+from .guided import (
+    Form,
+    Kind,
+    ResponseFormat,
+    StructuredOutputs,
+    of_response_format,
+    of_structured_outputs,
+    the_one,
+)
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class WeightedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,6 +31,9 @@ class WeightedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
+    """A last chunk without choices holds the usage."""
+    continuous_usage_stats: bool | None = None
+    """Every chunk holds the usage so far (vLLM's field); only together with `include_usage`."""
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
@@ -33,12 +45,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     """
 
     UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "response_format": ({"type": "text"},),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_json": (),
         "guided_grammar": (),
-        "structured_outputs": (),
+        "guided_whitespace_pattern": (),
         "use_beam_search": (False,),
         "length_penalty": (1.0,),
         "allowed_token_ids": (),
@@ -51,6 +59,13 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         "return_tokens_as_token_ids": (False,),
         "return_token_ids": (False,),
         "cache_salt": (),
+        "logprob_token_ids": (),
+        "repetition_detection": (),
+        "thinking_token_budget": (-1,),
+        "watermarking": (False,),
+        "kv_transfer_params": (),
+        "ec_transfer_params": (),
+        "vllm_xargs": ({},),
         "priority": (0,),
         "store": (False,),
     }
@@ -84,12 +99,14 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     user: str | None = None
     echo: bool | None = None
 
-    response_format: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_json: Any = None
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
+
     guided_grammar: Any = None
-    structured_outputs: Any = None
+    guided_whitespace_pattern: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
     allowed_token_ids: Any = None
@@ -102,6 +119,13 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: Any = None
     return_token_ids: Any = None
     cache_salt: Any = None
+    logprob_token_ids: Any = None
+    repetition_detection: Any = None
+    thinking_token_budget: Any = None
+    watermarking: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    vllm_xargs: Any = None
     priority: Any = None
     store: Any = None
 
@@ -126,6 +150,21 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 
         Completions and chat each have their own."""
         raise NotImplementedError
+
+    def form(self) -> Form | None:
+        """What the answer must be, where a field says so. Raises `invalid_request` where several do."""
+        fields: tuple[tuple[Kind, Any], ...] = (
+            ("json", self.guided_json),
+            ("regex", self.guided_regex),
+            ("choice", self.guided_choice),
+        )
+        return the_one(
+            [
+                *of_response_format(self.response_format),
+                *(Form(f"guided_{kind}", kind, value) for kind, value in fields if value is not None),
+                *of_structured_outputs(self.structured_outputs),
+            ]
+        )
 
     def sampling_params(self, vocab_size: int) -> SamplingParams:
         """All fields checked and put together. A 400 names the field that is out of bounds as the caller
@@ -180,8 +219,13 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     def _refuse_unserved(self) -> None:
         for name, harmless in type(self).UNSERVED.items():
             value = getattr(self, name)
-            if value is not None and value not in harmless:
+            if value is not None and not any(_same(value, one) for one in harmless):
                 raise invalid(f"{name} is not served here", name)
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal as JSON has it: 0 is not false."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _token_keys(bias: dict[str, float]) -> dict[int, float]:

@@ -18,6 +18,8 @@ class Model(msgspec.Struct):
     parent: str | None
     """The base, of an adapter."""
     max_model_len: int
+    tenant: str | None = None
+    """Whose adapter it is; the base is nobody's."""
     object: Literal["model"] = "model"
 
 

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as in vLLM."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as in vLLM."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Of a prompt. Messages bring their special tokens in the template."""
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    """As the chat template takes them."""
     return_token_strs: bool | None = None
 
 
@@ -34,3 +36,15 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 class DetokenizeResponse(msgspec.Struct):
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """What a client needs to write prompts itself. Each of the texts is null where the base has none."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+    model_max_length: int

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 
 import msgspec
 from litestar import Response
-from litestar.types import ASGIApp
+from litestar.types import ASGIApp, Receive, Scope, Send
 
-from ..connection import AnyRequest, while_connected
+from ..connection import AnyRequest, until, while_connected
 from ..sse import Events, begin
+
+GENERATION_ERRORS = (
+    "adapter_invalid",
+    "context_length_exceeded",
+    "capacity_exceeded",
+    "model_not_found",
+    "rate_limit_exceeded",
+    "adapter_cold",
+    "adapter_failed",
+)
+"""What a request for text can end with."""
+JSON = (b"content-type", b"application/json")
 
 
 def answer(body: msgspec.Struct, status: int = 200) -> Response[bytes]:
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
+
+
+class JsonAnswer:
+    """ASGI application that sends one object."""
+
+    def __init__(self, body: msgspec.Struct) -> None:
+        self._body = msgspec.json.encode(body)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        length = (b"content-length", str(len(self._body)).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [JSON, length]})
+        await send({"type": "http.response.body", "body": self._body, "more_body": False})
 
 
 async def respond(request: AnyRequest, events: Events, *, streams: bool, deadline: float | None) -> ASGIApp:
@@ -23,10 +46,9 @@ async def respond(request: AnyRequest, events: Events, *, streams: bool, deadlin
     """
     if streams:
         return await while_connected(request.receive, begin(events, deadline))
-    body = await while_connected(request.receive, _only(events, deadline))
-    return answer(body).to_asgi_response(app=None, request=request)
+    return JsonAnswer(await while_connected(request.receive, _only(events, deadline)))
 
 
 async def _only(events: Events, deadline: float | None) -> msgspec.Struct:
-    async with aclosing(events), asyncio.timeout_at(deadline):
+    async with aclosing(events), until(deadline):
         return await anext(events)

@@ -6,13 +6,19 @@ from litestar import post
 from litestar.types import ASGIApp
 
 from ..connection import AnyRequest, read_json
-from ..protocol.chat import ChatRequest
+from ..openapi import documented
+from ..protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from ..state import server_of, services_of
-from .answer import respond
+from .answer import GENERATION_ERRORS, respond
 
 
-@post("/v1/chat/completions", status_code=200)
+@post(
+    "/v1/chat/completions",
+    status_code=200,
+    opt=documented({200: ChatResponse}, body=ChatRequest, events=ChatChunk, errors=GENERATION_ERRORS),
+)
 async def chat(request: AnyRequest) -> ASGIApp:
+    """Answer a conversation."""
     deadline = server_of(request).deadline()
     body = await read_json(request, ChatRequest, server_of(request).config.max_body_bytes)
     events = services_of(request).generation.chat(body, request.user)

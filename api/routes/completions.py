@@ -6,13 +6,21 @@ from litestar import post
 from litestar.types import ASGIApp
 
 from ..connection import AnyRequest, read_json
-from ..protocol.completions import CompletionRequest
+from ..openapi import documented
+from ..protocol.completions import CompletionRequest, CompletionResponse
 from ..state import server_of, services_of
-from .answer import respond
+from .answer import GENERATION_ERRORS, respond
 
 
-@post("/v1/completions", status_code=200)
+@post(
+    "/v1/completions",
+    status_code=200,
+    opt=documented(
+        {200: CompletionResponse}, body=CompletionRequest, events=CompletionResponse, errors=GENERATION_ERRORS
+    ),
+)
 async def complete(request: AnyRequest) -> ASGIApp:
+    """Continue one or several prompts."""
     deadline = server_of(request).deadline()
     body = await read_json(request, CompletionRequest, server_of(request).config.max_body_bytes)
     events = services_of(request).generation.complete(body, request.user)

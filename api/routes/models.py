@@ -6,19 +6,21 @@ from litestar import Response, get
 
 from ..connection import AnyRequest
 from ..errors import ApiError
+from ..openapi import documented
 from ..protocol.models import Model, ModelList
 from ..state import server_of, services_of
 from .answer import answer
 
 
-@get("/v1/models")
+@get("/v1/models", opt=documented({200: ModelList}))
 async def list_models(request: AnyRequest) -> Response[bytes]:
-    """The base first, then every adapter the caller may use."""
+    """List the base first, then every adapter the caller may use."""
     return answer(ModelList(await _models(request)))
 
 
-@get("/v1/models/{name:path}")
+@get("/v1/models/{name:path}", opt=documented({200: Model}, errors=("model_not_found",)))
 async def get_model(request: AnyRequest, name: str) -> Response[bytes]:
+    """Show the base, or an adapter the caller may use."""
     wanted = name.removeprefix("/")
     for model in await _models(request):
         if model.id == wanted:
@@ -33,7 +35,10 @@ async def _models(request: AnyRequest) -> list[Model]:
     adapters = [a for a in await services.adapters.usable(request.user) if a.status != "incompatible"]
     return [
         Model(base, services.created, "heddle", root, None, length),
-        *(Model(a.name, int(a.created_at.timestamp()), a.tenant, None, base, length) for a in adapters),
+        *(
+            Model(a.name, int(a.created_at.timestamp()), a.tenant, None, base, length, a.tenant)
+            for a in adapters
+        ),
     ]
 
 

@@ -65,10 +65,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     """Of the key's UTF-8 bytes, as 64 hex digits."""
     created_at: datetime
-    expires_at: datetime | None
+    expires_at: datetime | None = None
     """From this moment on it opens nothing. None: never."""
-    revoked_at: datetime | None
-    last_used_at: datetime | None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
 
     def opens(self, now: datetime) -> bool:
         """Whether a call with it is let in."""

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 
 from ..config import EngineConfig
@@ -14,6 +15,9 @@ from ..messages import HEADER, Command, Event, decode_events, frame
 
 END_SECONDS = 5.0
 """How long a process may take to end by itself, after it was told to or its socket closed."""
+
+
+TURN_SECONDS = 0.005
 
 
 class EngineChild:
@@ -47,7 +51,8 @@ class EngineChild:
         self._writer.write(frame(commands))
 
     async def events(self) -> AsyncIterator[Event]:
-        """Everything it says, until it is gone."""
+        """Everything it says, until it is gone. What has piled up is gone through in turns with other work."""
+        began = time.monotonic()
         while True:
             try:
                 header = await self._reader.readexactly(HEADER.size)
@@ -56,6 +61,9 @@ class EngineChild:
                 return
             for event in decode_events(body):
                 yield event
+            if time.monotonic() - began > TURN_SECONDS:
+                await asyncio.sleep(0)  # reading what has come already does not wait
+                began = time.monotonic()
 
     def kill(self) -> None:
         self._process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from pathlib import Path
 import torch
 
 from ...kernels import ops
-from ...kernels.pool import Pool, PoolLayout
 from ...lora.adapter_memory import ResidencyError
 from ...lora.residency import Residency
 from ..config import EngineConfig
@@ -25,6 +23,7 @@ from ..messages import (
     Event,
     EvictAdapter,
     ForgetAdapter,
+    ForgetTenant,
     Generate,
     GetMemory,
     KnowAdapter,
@@ -34,6 +33,7 @@ from ..messages import (
     Ready,
     Reply,
     SequenceOutput,
+    SetTenant,
     Stats,
 )
 from ..model.config import ModelConfig, ModelError
@@ -43,10 +43,14 @@ from ..scheduling.block_pool import BlockPool
 from ..scheduling.plan import StepPlan
 from ..scheduling.restore_cost import RestoreCost
 from ..scheduling.scheduler import Scheduler
+from ..text.grammar import GrammarCompiler
+from ..text.tokenizer import Tokenizer
 from . import device as machine
-from .adapter_memory import MAX_POOL_BYTES, PoolAdapterMemory
+from .adapter_memory import PoolAdapterMemory
+from .grammars import Grammars
 from .host_memory import give_back
 from .memory_report import memory_report
+from .pool_setup import allocate_pool, block_order, pool_layout, pool_notes
 from .runner import Runner
 from .warm_up import warm_up
 
@@ -79,7 +83,7 @@ class Engine:
             device = machine.resolve_device(config)
             dtype = machine.resolve_dtype(config, device, model_config.torch_dtype)
             max_model_len = _max_model_len(config, model_config)
-            layout = _pool_layout(config, model_config, dtype)
+            layout = pool_layout(config, model_config, dtype)
             operations = ops.for_device(device, config.backend)
             if config.num_threads is not None:
                 getattr(operations, "set_num_threads", torch.set_num_threads)(config.num_threads)
@@ -101,12 +105,20 @@ class Engine:
         tokens = machine.batched_tokens(config, device)
         step_bytes = machine.step_bytes(config, model_config, dtype, tokens)
         pool_bytes = machine.pool_bytes(config, device, step_bytes)
-        self._pool = _allocate_pool(layout, pool_bytes, device)
+        self._pool = allocate_pool(layout, pool_bytes, device)
         self._memory = PoolAdapterMemory(self._pool, model_config.linear_shapes, dtype, config.max_lora_rank)
         self._swap_bytes = self._host_bytes = int(config.swap_space * 2**30) // 2
         swap_slots = self._swap_bytes // self._pool.layout.block_bytes
         eos_token_ids = frozenset(model_config.eos_token_ids)
         self._runner = Runner(self._model, self._pool, self._memory.tables, eos_token_ids, swap_slots)
+        self._grammars = Grammars(
+            lambda: GrammarCompiler(
+                Tokenizer.load(Path(config.model)), model_config.vocab_size, eos_token_ids
+            ),
+            model_config.vocab_size,
+            wake,
+        )
+        self._runner.guides = self._grammars.guides
         warm_up(self._runner, self._pool, self._memory.tables)
         give_back()
         if config.step_log is not None:
@@ -119,7 +131,7 @@ class Engine:
         self._blocks = BlockPool(
             self._pool.num_blocks,
             token_cost=restore_cost.token_cost,
-            order=_block_order(config, self._pool.num_blocks),
+            order=block_order(config, self._pool.num_blocks),
         )
         self._residency = Residency(
             memory=self._memory,
@@ -142,6 +154,7 @@ class Engine:
             restore_cost=restore_cost,
             swap_slots=swap_slots,
             enable_prefix_caching=config.enable_prefix_caching,
+            fair=config.scheduling_policy == "fair",
         )
         self._loads: dict[str, list[int]] = {}
         """Calls that wait for an adapter to come to the device, by digest."""
@@ -158,17 +171,18 @@ class Engine:
             block_bytes=self._pool.layout.block_bytes,
             weight_bytes=self._model.weight_bytes,
             memory=self._memory_report(),
-            notes=[*self._model.notes, *_pool_notes(pool_bytes), *_graph_notes(config)],
+            notes=[*self._model.notes, *pool_notes(pool_bytes), *_graph_notes(config)],
         )
 
     def close(self) -> None:
+        self._grammars.close()
         self._residency.close()
         self._runner.close()
 
     @property
     def has_work(self) -> bool:
-        """Sequences are queued or running, or adapters are on their way."""
-        return self._scheduler.has_work
+        """Sequences are queued or running, or adapters and grammars are on their way."""
+        return self._scheduler.has_work or self._grammars.waiting > 0
 
     @contextmanager
     def capture_logits(self, captured: dict[int, torch.Tensor]) -> Iterator[None]:
@@ -200,9 +214,14 @@ class Engine:
         match command:
             case Generate():
                 self._check(command)
-                error = self._scheduler.submit(command)
-                return [] if error is None else _refusal(command, error)
+                if command.params.grammar is None:
+                    return self._submit(command)
+                if self._grammars.waiting >= self.config.max_queued_requests:
+                    return _refusal(command, EngineError("overloaded", "too many grammars are waiting"))
+                self._grammars.begin(command)
+                return []
             case Abort():
+                self._grammars.forget(command.keys)
                 self._scheduler.abort(command.keys)
                 return []
             case KnowAdapter():
@@ -219,11 +238,24 @@ class Engine:
                 self._residency.evict(command.digest, command.to)
             case PinAdapter():
                 self._residency.pin(command.digest, command.pinned)
+            case SetTenant():
+                self._scheduler.tenants.set(command.tenant)
+                return []
+            case ForgetTenant():
+                self._scheduler.forget_tenant(command.name)
+                return []
             case GetMemory():
                 return [Reply(call=command.call, memory=self._memory_report())]
             case _:
                 return []  # Shutdown: for the loop around the engine
         return [*self._events([]), Reply(call=command.call)]
+
+    def _submit(self, command: Generate) -> list[Event]:
+        error = self._scheduler.submit(command)
+        if error is None:
+            return []
+        self._grammars.forget([command.key])
+        return _refusal(command, error)
 
     def _check(self, command: Generate) -> None:
         """Refuse what would reach the device and fail there. Raises `ParamError`."""
@@ -241,18 +273,23 @@ class Engine:
     # ---------------------------------------------------------------- steps
 
     def step(self) -> list[Event]:
-        """Move adapters on, run one forward if anything is due, and say what came of it.
+        """Move adapters and grammars on, run one forward if anything is due, and say what came of it.
 
         A failure ends the sequences of this step, and the engine goes on; only a broken device is raised.
         """
         self._residency.tick()
+        refused: list[Event] = []
+        for command, error in self._grammars.drain():
+            refused += self._submit(command) if error is None else _refusal(command, error)
         plan = self._scheduler.schedule()
         outputs = self._scheduler.drain() if plan is None else self._execute(plan)
         due = self._residency.busy or (self._scheduler.has_work and not self._residency.loading)
         self.idle = plan is None and not outputs and not due
         if not self._scheduler.has_work:
             self._runner.swap.clear()
-        return self._events(outputs, stepped=plan is not None)
+        if self._grammars.guides:
+            self._grammars.forget(output.key for output in outputs if output.finish_reason is not None)
+        return [*refused, *self._events(outputs, stepped=plan is not None)]
 
     def _execute(self, plan: StepPlan) -> list[SequenceOutput]:
         began = time.perf_counter()
@@ -319,47 +356,10 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _pool_layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> PoolLayout:
-    if config.kv_cache_dtype != "auto":
-        raise EngineStartError(f"--kv-cache-dtype {config.kv_cache_dtype} is not available; leave it out")
-    layout = PoolLayout(model.num_layers, model.num_kv_heads, model.head_dim, config.block_size, dtype)
-    longest_row = max(max(shape) for shape in model.linear_shapes.values()) * dtype.itemsize
-    if layout.block_bytes < longest_row:
-        raise EngineStartError(
-            f"--block-size {config.block_size}: a block of {layout.block_bytes} bytes cannot hold "
-            f"an adapter's longest row, which takes {longest_row}"
-        )
-    return layout
-
-
-def _allocate_pool(layout: PoolLayout, size: int, device: torch.device) -> Pool:
-    num_blocks = min(size, MAX_POOL_BYTES) // layout.block_bytes
-    if num_blocks < 1:
-        raise EngineStartError(
-            f"the pool's {size} bytes hold no block: one takes {layout.block_bytes} bytes "
-            f"({layout.block_size} tokens in {layout.num_layers} layers); raise --pool-memory"
-        )
-    try:
-        return Pool(layout, num_blocks, device)
-    except (RuntimeError, OSError) as error:
-        raise EngineStartError(f"there is no room for a pool of {size} bytes; lower --pool-memory") from error
-
-
-def _pool_notes(size: int) -> list[str]:
-    if size <= MAX_POOL_BYTES:
-        return []
-    return [f"the pool takes {MAX_POOL_BYTES} of {size} bytes: adapter tables reach no further"]
-
-
 def _graph_notes(config: EngineConfig) -> list[str]:
     if config.enforce_eager:
         return []
     return ["--no-enforce-eager changes nothing: steps are not captured as CUDA graphs, they run eagerly"]
-
-
-def _block_order(config: EngineConfig, count: int) -> list[int] | None:
-    """In tests blocks are given out in random order, so that nothing can depend on neighbours in memory."""
-    return random.Random(config.seed).sample(range(count), count) if config.check_invariants else None
 
 
 def _name(dtype: torch.dtype) -> str:

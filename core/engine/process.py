@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .. import logs
 from ..config import EngineConfig
 from ..errors import EngineStartError
 from ..messages import HEADER, Command, Failed, Progress, Shutdown, decode_commands, decode_config, frame
@@ -36,12 +37,12 @@ def main(argv: list[str]) -> int:
     # ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(format="%(asctime)s %(levelname)s engine: %(message)s")
     connection = socket.socket(fileno=int(argv[1]))
     first = _read_frame(connection)
     if first is None:
         return 0
     config = decode_config(first)
+    logs.configure(config.log_level, process="engine")
     threads = config.num_threads or len(os.sched_getaffinity(0))
     set_threads(threads)
     config = msgspec.structs.replace(config, num_threads=threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -16,9 +17,10 @@ from ...kernels.pool import Pool
 from ...lora.adapter_entry import short
 from ..messages import EngineError, TokenLogprobs
 from ..model.llama import LlamaModel
-from ..scheduling.plan import Chunk, Sampled, StepPlan, StepResult
+from ..scheduling.plan import Chunk, StepPlan, StepResult
 from ..scheduling.sequence import Sequence
 from . import batch
+from .grammars import Guide, OutOfGrammar
 from .sampler import NotFinite, SampleRow, SamplingError, prompt_logprobs, sample
 from .swap_copies import SwapCopies
 
@@ -43,6 +45,8 @@ class Runner:
         self.captured: dict[int, torch.Tensor] = {}
         """By sequence key, float32 [tokens, vocab] on the CPU that receives the logits of each of its
         rows."""
+        self.guides: Mapping[int, Guide] = {}
+        """By sequence key, of the sequences that follow a grammar."""
         self._model = model
         self._pool = pool
         self._tables = tables
@@ -108,24 +112,35 @@ class Runner:
         return result
 
     def _sample(self, chunks: list[Chunk], logits: torch.Tensor, result: StepResult) -> None:
-        requests = []
-        for chunk in chunks:
-            sequence = chunk.sequence
-            assert sequence.params.seed is not None, "submitted with a seed"
-            requests.append(
-                SampleRow(
-                    params=sequence.params,
-                    seed=sequence.params.seed,
-                    prompt_token_ids=sequence.prompt_token_ids,
-                    output_token_ids=sequence.output_token_ids,
-                    eos_token_ids=self._eos_token_ids,
-                )
-            )
+        requests = [self._sample_row(chunk.sequence, result) for chunk in chunks]
         for chunk, answer in zip(chunks, sample(logits, requests)):
-            if isinstance(answer, Sampled):
-                result.sampled[chunk.sequence.key] = answer
-            else:
-                result.errors[chunk.sequence.key] = _failure(chunk.sequence, answer)
+            key = chunk.sequence.key
+            if key in result.errors:
+                continue
+            if isinstance(answer, SamplingError):
+                result.errors[key] = _failure(chunk.sequence, answer)
+                continue
+            if (guide := self.guides.get(key)) is not None and answer.token_id not in self._eos_token_ids:
+                answer = replace(answer, completes=guide.take(answer.token_id))
+            result.sampled[key] = answer
+
+    def _sample_row(self, sequence: Sequence, result: StepResult) -> SampleRow:
+        """What decides its next token; a grammar that cannot be followed any more is an error of the result."""
+        assert sequence.params.seed is not None, "submitted with a seed"
+        allowed = None
+        if (guide := self.guides.get(sequence.key)) is not None:
+            try:
+                allowed = guide.allowed(sequence.output_token_ids)
+            except OutOfGrammar as error:
+                result.errors[sequence.key] = _failure(sequence, error)
+        return SampleRow(
+            params=sequence.params,
+            seed=sequence.params.seed,
+            prompt_token_ids=sequence.prompt_token_ids,
+            output_token_ids=sequence.output_token_ids,
+            eos_token_ids=self._eos_token_ids,
+            allowed=allowed,
+        )
 
     def _score_prompt(self, chunk: Chunk, hidden: torch.Tensor, result: StepResult) -> None:
         """hidden [R, hidden]: row i is followed by the sequence's token at position chunk.start + i + 1."""
@@ -170,4 +185,6 @@ def _failure(sequence: Sequence, error: SamplingError) -> EngineError:
     if isinstance(error, NotFinite) and sequence.digests:
         names = ", ".join(map(short, sequence.digests))
         return EngineError("adapter_failed", f"{error} with adapter {names}", "adapter")
+    if isinstance(error, OutOfGrammar):
+        return EngineError("invalid_request", str(error), "grammar")
     return EngineError("internal_error", str(error))

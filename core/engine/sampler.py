@@ -1,7 +1,8 @@
 """From logits to tokens: each row by its own request's parameters, independent of every other row.
 
 The order of a row's steps is vLLM's: log-probabilities of the untouched logits; logit_bias; end tokens masked
-below min_tokens; repetition, frequency and presence penalties; temperature; min_p; top_k; top_p; one draw.
+below min_tokens, and everything outside the grammar; repetition, frequency and presence penalties; temperature;
+min_p; top_k; top_p; one draw.
 Each row is worked on alone, in numpy, so that neighbours cannot change a bit of the outcome.
 """
 
@@ -48,6 +49,8 @@ class SampleRow:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     eos_token_ids: frozenset[int]
+    allowed: np.ndarray | None = None
+    """Of a guided sequence: bool [vocab], what its grammar allows; at least one token is."""
 
     @property
     def greedy(self) -> bool:
@@ -55,21 +58,25 @@ class SampleRow:
 
     @property
     def masked(self) -> list[int]:
-        """Tokens that would end the sequence before `min_tokens`."""
-        params = self.params
-        if len(self.output_token_ids) >= params.min_tokens:
-            return []
-        return [*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)]
+        """Tokens that would end the sequence too early: before `min_tokens`, or by the end of a guided answer
+        whose end tokens are to be ignored."""
+        params, guided = self.params, self.allowed is not None
+        if len(self.output_token_ids) < params.min_tokens:
+            ends = self.eos_token_ids if guided or not params.ignore_eos else ()
+            return [*params.stop_token_ids, *ends]
+        return [*self.eos_token_ids] if guided and params.ignore_eos else []
 
     @property
     def adjusts_logits(self) -> bool:
+        return self.allowed is not None or self.penalises or bool(self.params.logit_bias) or bool(self.masked)
+
+    @property
+    def penalises(self) -> bool:
         params = self.params
         return (
             params.repetition_penalty != 1.0
             or params.frequency_penalty != 0.0
             or params.presence_penalty != 0.0
-            or bool(params.logit_bias)
-            or bool(self.masked)
         )
 
 
@@ -130,12 +137,14 @@ def _sample_row(raw: np.ndarray, best: int, request: SampleRow) -> Sampled | Sam
 
 
 def _adjusted(raw: np.ndarray, request: SampleRow) -> np.ndarray:
-    """A copy with bias, masked end tokens and penalties: float32 [vocab]."""
+    """A copy with bias, masks and penalties: float32 [vocab]."""
     params = request.params
     logits = raw.copy()
     for token, bias in params.logit_bias.items():
         logits[token] += np.float32(bias)
-    logits[[token for token in request.masked if token < len(logits)]] = -np.inf
+    _mask(logits, request)
+    if not request.penalises:
+        return logits
     counts = np.bincount(np.asarray(request.output_token_ids, dtype=np.int64), minlength=len(logits))
     if params.repetition_penalty != 1.0:
         seen = counts > 0
@@ -145,6 +154,21 @@ def _adjusted(raw: np.ndarray, request: SampleRow) -> np.ndarray:
     logits -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
     logits -= np.float32(params.presence_penalty) * (counts > 0).astype(np.float32)
     return logits
+
+
+def _mask(logits: np.ndarray, request: SampleRow) -> None:
+    """Rule out in place what would end the answer too early, and what is outside the grammar."""
+    early = [token for token in request.masked if token < len(logits)]
+    allowed = request.allowed
+    if allowed is None:
+        logits[early] = -np.inf
+        return
+    if early:
+        later = allowed.copy()
+        later[early] = False
+        if later.any():  # else the grammar can only end, and it does
+            allowed = later
+    np.copyto(logits, -np.inf, where=~allowed)
 
 
 def _draw(logits: np.ndarray, largest: np.float32, request: SampleRow) -> int:

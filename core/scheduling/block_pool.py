@@ -96,6 +96,9 @@ class BlockPool:
         self._stamps = count()
         self._adapter_blocks: set[int] = set()
         self._adapters: Evictable = NoAdapters()
+        self._owners = [""] * num_blocks  # of blocks that hold KV: only one tenant ever reads it
+        self.held: Counter[str] = Counter()
+        """Blocks in tables, by owner; one that several of its tables hold counts once."""
 
     def attach(self, adapters: Evictable) -> None:
         """From now on these adapters' idle blocks count as available."""
@@ -107,6 +110,11 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that could be had now: free, cached, and of idle adapters."""
         return len(self._free) + self._idle + self._adapters.idle_blocks
+
+    @property
+    def sharable(self) -> int:
+        """Blocks that sequences hold or could have: all but those of adapters that are in use."""
+        return self.total - len(self._adapter_blocks) + self._adapters.idle_blocks
 
     def available_beside(self, cached: Sequence[int]) -> int:
         """Blocks that could be had now if the blocks `cached` were in use."""
@@ -142,9 +150,9 @@ class BlockPool:
 
     # ------------------------------------------------------------------ sequences
 
-    def reserve(self, cached: Sequence[int], count: int) -> list[int] | None:
+    def reserve(self, cached: Sequence[int], count: int, owner: str = "") -> list[int] | None:
         """A table: the published blocks `cached` (a path from its head) and `count` fresh ones, all held once
-        more.
+        more. `owner`: whose KV it will be.
 
         None, and nothing changed, where there are too few. May evict what is idle.
         """
@@ -155,6 +163,8 @@ class BlockPool:
         fresh = self._take(count)
         for block in fresh:
             self._references[block] = 1
+            self._owners[block] = owner
+        self.held[owner] += count
         return [*cached, *fresh]
 
     def publish(self, block: int, content: Content, parent: int | None) -> int:
@@ -187,6 +197,7 @@ class BlockPool:
         assert entry is not None
         if self._references[block] == 0:
             self._idle -= 1
+            self.held[self._owners[block]] += 1
             entry.stamp = next(self._stamps)
         self._references[block] += 1
         return entry
@@ -216,6 +227,7 @@ class BlockPool:
             assert self._references[block] >= 0
             if self._references[block]:
                 continue
+            self.held[self._owners[block]] -= 1
             entry = self._published[block]
             if entry is None:
                 self._free.append(block)
@@ -339,6 +351,8 @@ class BlockPool:
         assert len(set(pages)) == len(pages), "a page belongs to two adapters"
         assert set(pages) == self._adapter_blocks, "adapters hold other pages than the pool thinks"
         assert self._references == [held[block] for block in range(self.total)], "reference counts are wrong"
+        owned = Counter(self._owners[block] for block in held)
+        assert +self.held == owned, "blocks are counted for the wrong owner"
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
         cached = {

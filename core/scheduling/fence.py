@@ -21,18 +21,24 @@ class Need:
 
 
 class Fence:
-    """At most one owner at a time: the first in the queue whose patience has run out."""
+    """At most one owner at a time: the first in the queue whose patience has run out. It stays the owner until it
+    has its room, unless another of the same tenant comes to go before it."""
 
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
         self._owner: tuple[int | str, Need] | None = None
+        self._tenant: str | None = None
         self._admitted: dict[int, Need] = {}
 
-    def raise_for(self, owner: int | str, need: Need) -> None:
-        """Keep room for `owner` (a sequence's key or a digest that is to be loaded)."""
+    def is_open(self, tenant: str) -> bool:
+        """Nobody owns it, or another of this tenant does."""
+        return self._owner is None or self._tenant == tenant
+
+    def raise_for(self, owner: int | str, need: Need, tenant: str | None = None) -> None:
+        """Keep room for `owner` (a sequence's key, of `tenant`, or a digest that is to be loaded)."""
         if self._owner is None or self._owner[0] != owner:
             self._admitted.clear()
-        self._owner = owner, need
+        self._owner, self._tenant = (owner, need), tenant
 
     def lower(self, owner: int | str) -> bool:
         """`owner` has its room, or gave up. True: the fence was its."""

@@ -61,6 +61,8 @@ class Sampled:
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+    completes: bool = False
+    """It is the last token of text that the sequence's grammar allows."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ The life of a sequence:
 
     submit --> waiting --admitted--> running --finish rule, abort, error--> finished
                   ^                     |
-                  +------preempted------+   blocks ran out: the youngest gives its own back, swapped out or not
+                  +------preempted------+   slots or blocks ran out: see `MakingWay`; swapped out or not
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from ..messages import EngineError, FinishReason, Generate, SequenceOutput
 from .acceptance import Acceptance
 from .admission import Admission
 from .block_pool import BlockPool
-from .plan import Chunk, Sampled, StepPlan, StepResult
+from .fair_queue import OUTPUT_UNITS, FairQueue
+from .making_way import MakingWay
+from .outcome import finish_reason, output_of
+from .plan import Sampled, StepPlan, StepResult
 from .prefix_cache import PrefixCache
-from .queue_policy import Fifo, QueuePolicy
+from .prompt_turns import PromptTurns
+from .queue_policy import QueuePolicy
 from .restore_cost import RestoreCost
 from .sequence import Sequence, Status
+from .step_draft import StepDraft
 from .swap_space import SwapSpace
 from .swapper import Swapper
+from .tenants import Tenants
 
 
 class Scheduler:
@@ -46,22 +52,24 @@ class Scheduler:
         restore_cost: RestoreCost,
         swap_slots: int = 0,
         enable_prefix_caching: bool = True,
-        queue: QueuePolicy | None = None,
+        fair: bool = True,
         patience: int = 64,
     ) -> None:
         """`max_queued`: waiting sequences beyond which new ones are refused as `overloaded`. `swap_slots`:
-        blocks that swap space holds. `queue`: the order of admission (None: by arrival). `patience`: steps
-        that a sequence may lack room for its adapters before others make way for it."""
+        blocks that swap space holds. `fair`: between tenants; False: all are served as one. `patience`: steps
+        that a sequence may lack room before others make way for it."""
         pool.attach(residency.places)
         self._pool = pool
         self._residency = residency
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_queued = max_queued
         self._eos_token_ids = eos_token_ids
         self._acceptance = Acceptance(residency, block_size, max_model_len)
         self._cache = PrefixCache(pool, block_size, enable_prefix_caching)
         self._swapper = Swapper(pool, SwapSpace(swap_slots), restore_cost, block_size)
-        self._queue: QueuePolicy = Fifo() if queue is None else queue
+        self.tenants = Tenants(pool, max_num_seqs, max_queued, told_apart=fair)
+        self._queue: QueuePolicy = FairQueue(self.tenants)
+        self._way = MakingWay(self.tenants, pool)
+        self._turns = PromptTurns(self.tenants)
         self._admission = Admission(
             pool=pool,
             cache=self._cache,
@@ -69,19 +77,22 @@ class Scheduler:
             residency=residency,
             acceptance=self._acceptance,
             queue=self._queue,
+            tenants=self.tenants,
+            way=self._way,
             max_num_seqs=max_num_seqs,
             patience=patience,
+            preempt=self._preempt,
+            outgrown=self._outgrown,
         )
         self._live: dict[int, Sequence] = {}
         self._running: list[Sequence] = []  # by arrival
+        self._draft = StepDraft(0, self._acceptance, residency)  # the step being planned, or the last
         self._in_flight: StepPlan | None = None
         self._aborted: list[Sequence] = []  # in the step in flight: what they hold is freed after it
         self._outbox: list[SequenceOutput] = []
-        self._arrivals = 0
-        self._step = 0
-        self._counters = dict.fromkeys(
-            ("prompt_tokens", "generated_tokens", "cached_tokens", "preemptions"), 0
-        )
+        self._arrivals = self._step = 0
+        counted = ("prompt_tokens", "generated_tokens", "cached_tokens", "preemptions")
+        self._counters = dict.fromkeys(counted, 0)
 
     # ------------------------------------------------------------------ in and out
 
@@ -89,7 +100,7 @@ class Scheduler:
         """Queue a sequence; None: accepted. It holds its adapters from now on, and these begin to load.
 
         Refused: `invalid_request`, `context_length_exceeded`, `capacity_exceeded`, `model_not_found`,
-        `adapter_failed`, `adapter_cold`, `overloaded`.
+        `adapter_failed`, `adapter_cold`, `rate_limit_exceeded`, `overloaded`.
         """
         if command.key in self._live or any(gone.key == command.key for gone in self._aborted):
             return EngineError("invalid_request", f"a sequence with key {command.key} is under way")
@@ -102,13 +113,19 @@ class Scheduler:
             return EngineError(
                 "adapter_cold", "the adapter is not in device memory; it is being loaded", "adapter"
             )
-        if len(self._queue) >= self._max_queued:
-            return EngineError("overloaded", f"{len(self._queue)} requests are waiting; try again later")
+        if refusal := self.tenants.refusal(accepted):
+            return refusal
         self._arrivals += 1
         self._live[accepted.key] = accepted
         self._residency.lease(accepted.key, accepted.digests, self._acceptance.promised(accepted))
         self._queue.add(accepted)
+        self.tenants.submitted(accepted)
         return None
+
+    def forget_tenant(self, name: str) -> None:
+        """As if it was never heard of; who comes by this name later finds nothing it has cached."""
+        self.tenants.forget(name)
+        self._cache.forget(name)
 
     def abort(self, keys: Iterable[int]) -> None:
         """End these sequences without an output; what they hold is free at once, or after the step in flight
@@ -121,7 +138,7 @@ class Scheduler:
                 continue
             if self._in_flight is not None and sequence.status is Status.RUNNING:
                 del self._live[key]
-                self._running.remove(sequence)
+                self._stop(sequence)
                 self._aborted.append(sequence)
                 sequence.status = Status.FINISHED
             else:
@@ -146,32 +163,35 @@ class Scheduler:
         for key, message in self._residency.failed_leases():
             sequence = self._live.get(key)
             if sequence is not None and sequence.status is not Status.RUNNING:
-                self._outbox.append(
-                    self._end(sequence, "error", error=EngineError("adapter_failed", message))
-                )
-        chunks: list[Chunk] = []
-        budget = self._max_num_batched_tokens
+                error = EngineError("adapter_failed", message)
+                self._outbox.append(self._end(sequence, "error", error=error))
+        draft = self._draft = StepDraft(self._max_num_batched_tokens, self._acceptance, self._residency)
         for sequence in list(self._running):  # decodes, the oldest first: it finds blocks before the younger
             owes_one = len(sequence) - sequence.num_computed == 1
-            if budget and owes_one and sequence.status is Status.RUNNING and self._grow(sequence):
-                chunks.append(self._chunk(sequence, 1))
-                budget -= 1
-        for sequence in self._running:
-            owed = len(sequence) - sequence.num_computed
-            if budget and owed > 1:
-                chunks.append(self._chunk(sequence, min(owed, budget)))
-                budget -= len(chunks[-1].token_ids)
-        if budget:
-            for sequence in self._admission.admit(self._running, self._step, self._outgrown):
-                chunks.append(self._chunk(sequence, min(len(sequence) - sequence.num_computed, budget)))
-                budget -= len(chunks[-1].token_ids)
-                if not budget:
-                    break
+            if draft.left and owes_one and sequence.status is Status.RUNNING and self._grow(sequence):
+                draft.add(sequence, 1)
+        self._turns.begin(one for one in self._running if len(one) - one.num_computed > 1)
+        if draft.left:
+            for sequence in self._admission.admit(self._running, self._step, self._has_rows):
+                self._add_prompt(sequence)
+        self._has_rows(None)
         self._admission.serve_requests(self._running)
         swap_out, swap_in = self._swapper.take_moves()
-        if chunks or swap_out:
-            self._in_flight = StepPlan(tuple(chunks), swap_out, swap_in, self._cache.take_copies())
+        if draft.chunks or swap_out:
+            self._in_flight = StepPlan(draft.chunks, swap_out, swap_in, self._cache.take_copies())
         return self._in_flight
+
+    def _has_rows(self, waiting: Sequence | None) -> bool:
+        """Give the prompts under way that go before `waiting` (None: all) their rows; True: there are some left."""
+        while self._draft.left and (prompt := self._turns.next(waiting)) is not None:
+            self._add_prompt(prompt)
+        return self._draft.left > 0
+
+    def _add_prompt(self, sequence: Sequence) -> None:
+        """As many of the tokens it owes as the step has left."""
+        rows = min(len(sequence) - sequence.num_computed, self._draft.left)
+        self._draft.add(sequence, rows)
+        self._turns.served(sequence, rows)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Take in what the step brought: the outputs of its sequences, and of those that ended outside a
@@ -187,7 +207,6 @@ class Scheduler:
                 continue
             sequence.num_computed = chunk.start + len(chunk.token_ids)
             self._cache.publish(sequence)
-            self._queue.charge(sequence, len(chunk.token_ids))
             if chunk.prompt_logprob_rows:
                 assert sequence.prompt_logprobs is not None
                 sequence.prompt_logprobs.extend(result.prompt_logprobs[sequence.key])
@@ -221,19 +240,6 @@ class Scheduler:
         self._aborted.clear()
         return self._swapper.landed()
 
-    def _chunk(self, sequence: Sequence, tokens: int) -> Chunk:
-        start, stop = sequence.num_computed, sequence.num_computed + tokens
-        last_predictor = len(sequence.prompt_token_ids) - 1
-        return Chunk(
-            sequence=sequence,
-            start=start,
-            token_ids=sequence.token_ids(start, stop),
-            block_table=tuple(sequence.block_table[: self._acceptance.blocks(stop)]),
-            adapter_slots=self._residency.slots(sequence.digests),
-            samples=stop == len(sequence) and sequence.max_tokens > 0,
-            prompt_logprob_rows=min(stop, last_predictor) - start if sequence.owes_prompt_logprobs else 0,
-        )
-
     # ------------------------------------------------------------------ blocks run out
 
     def _grow(self, sequence: Sequence) -> bool:
@@ -243,20 +249,28 @@ class Scheduler:
         if self._acceptance.room(sequence.digests) < len(sequence):
             self._outgrown(sequence)
             return False
+        account = self.tenants.account(sequence)
         while sequence.status is Status.RUNNING:
-            if self._residency.give_way(1):
-                block = self._pool.reserve((), 1)
+            if len(account.running) > 1 and self._way.beyond_cap(account, 1):
+                self._preempt(account.running[-1])
+            elif self._residency.give_way(1):
+                block = self._pool.reserve((), 1, account.name)
                 assert block is not None
                 sequence.block_table += block
                 return True
-            assert len(self._running) > 1, "a sequence that was accepted does not fit alone"
-            self._preempt(self._running[-1])
+            else:
+                assert len(self._running) > 1, "a sequence that was accepted does not fit alone"
+                self._preempt(self._way.for_growth(self._running))
         return False
 
     def _preempt(self, sequence: Sequence) -> None:
         """It gives its blocks back and queues again; its tokens stay, and their KV is swapped out, or
         computed again."""
         self._running.remove(sequence)
+        self.tenants.preempted(sequence)
+        self._draft.drop(sequence.key)
+        self._turns.drop(sequence)
+        self._way.protect(sequence)
         swapped = self._swapper.out(sequence)
         self._free(sequence)
         sequence.status = Status.PREEMPTED
@@ -280,20 +294,12 @@ class Scheduler:
 
     def _add_token(self, sequence: Sequence, sampled: Sampled) -> SequenceOutput:
         sequence.output_token_ids.append(sampled.token_id)
+        self._queue.charge(sequence, OUTPUT_UNITS)
         self._counters["generated_tokens"] += 1
-        reason = self._finish_reason(sequence)
+        reason = "stop" if sampled.completes else finish_reason(sequence, self._eos_token_ids)
         if reason is None:
             return self._output(sequence, sampled)
         return self._end(sequence, reason, sampled)
-
-    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        params, outputs = sequence.params, sequence.output_token_ids
-        if len(outputs) >= params.min_tokens:
-            if outputs[-1] in self._eos_token_ids and not params.ignore_eos:
-                return "stop"
-            if outputs[-1] in params.stop_token_ids:
-                return "stop"
-        return "length" if len(outputs) >= sequence.max_tokens else None
 
     def _output(
         self,
@@ -302,21 +308,10 @@ class Scheduler:
         reason: FinishReason | None = None,
         error: EngineError | None = None,
     ) -> SequenceOutput:
-        first, sequence.reported = not sequence.reported, True
-        if first and sequence.cached_tokens is not None:
+        if not sequence.reported and sequence.cached_tokens is not None:
             self._counters["prompt_tokens"] += len(sequence.prompt_token_ids)
             self._counters["cached_tokens"] += sequence.cached_tokens
-        complete = not sequence.owes_prompt_logprobs
-        return SequenceOutput(
-            key=sequence.key,
-            token_ids=[] if sampled is None else [sampled.token_id],
-            logprobs=None if sampled is None or sampled.logprobs is None else [sampled.logprobs],
-            prompt_logprobs=sequence.prompt_logprobs if first and complete else None,
-            cached_tokens=sequence.cached_tokens if first else None,
-            finish_reason=reason,
-            stop_token_id=sampled.token_id if sampled is not None and reason == "stop" else None,
-            error=error,
-        )
+        return output_of(sequence, sampled, reason, error)
 
     def _end(
         self,
@@ -331,14 +326,19 @@ class Scheduler:
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.status is Status.RUNNING:
-            self._running.remove(sequence)
+            self._stop(sequence)
             self._free(sequence)
         else:
             self._queue.remove(sequence)
+            self.tenants.withdrawn(sequence)
             self._swapper.drop(sequence)
         sequence.status = Status.FINISHED
         del self._live[sequence.key]
         self._release(sequence)
+
+    def _stop(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self.tenants.stopped(sequence)
 
     def _free(self, sequence: Sequence) -> None:
         """Blocks, and the hold on its adapters' places. What was computed in them may be found again."""
@@ -395,4 +395,5 @@ class Scheduler:
             assert not held or sequence.status is Status.PREEMPTED
             assert held == (self._acceptance.blocks(sequence.num_computed)), "computed tokens lie nowhere"
         self._swapper.check_integrity(waiting)
+        self.tenants.check_integrity(self._running, waiting)
         assert not any(sequence.host_slots for sequence in holders)

@@ -53,10 +53,18 @@ class Sequence:
     """The chain of prefix-cache names, as far as it was needed: its scope's, then its full blocks'."""
     num_published: int = 0
     """So many blocks of the table are published in the prefix cache."""
+    started: bool = False
+    """It has run before, or runs."""
+    started_at: int = -1
+    """The step in which it last came to run."""
+    preemptions: int = 0
+    """How often it gave its place up."""
+    protected_until: int = 0
+    """Output tokens it has before another tenant may take its place again."""
     reported: bool = False
     """A first output has gone out."""
     blocked_since: int | None = None
-    """The step since which it has lacked nothing but room for its adapters."""
+    """The step since which it has lacked nothing but room, for its adapters or beside other tenants."""
     digests: tuple[str, ...] = field(init=False)
     """Of its adapters, in their order."""
 
@@ -73,6 +81,11 @@ class Sequence:
         if self.params.prompt_logprobs is None:
             return False
         return self.prompt_logprobs is None or len(self.prompt_logprobs) < len(self.prompt_token_ids)
+
+    @property
+    def protected(self) -> bool:
+        """Other tenants leave it its place: it gave way before, and has had too little since."""
+        return len(self.output_token_ids) < self.protected_until
 
     @property
     def scope(self) -> tuple[str, tuple[AdapterUse, ...]]:

@@ -25,6 +25,9 @@ class Swapper:
         self.cost = cost
         self._out: list[Swap] = []
         self._in: list[Swap] = []
+        self._returning: list[
+            int
+        ] = []  # slots read by the plan being made: none of its copies out may take them
         self._leaving: list[Sequence] = []  # whose way out is in the plan being made, or in flight
         self.counters = dict.fromkeys(("swap_outs", "swap_ins", "swap_out_bytes", "swap_in_bytes"), 0)
 
@@ -50,7 +53,8 @@ class Swapper:
         self._in += moves
         self.counters["swap_ins"] += 1
         self.counters["swap_in_bytes"] += len(moves) * self.cost.block_bytes
-        self.drop(sequence)
+        self._returning += sequence.host_slots
+        sequence.host_slots = []
 
     def drop(self, sequence: Sequence) -> None:
         """What it has in swap space is not needed any more."""
@@ -61,6 +65,8 @@ class Swapper:
         """Copies out and copies in, in this order, for the plan that is being made."""
         moves = tuple(self._out), tuple(self._in)
         self._out, self._in = [], []
+        self._space.give(self._returning)
+        self._returning = []
         return moves
 
     def landed(self) -> list[Sequence]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -53,6 +54,8 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self.sources = dict(sources)
+        self.tool_source = sources.get("tool_use", sources.get("default", ""))
+        """The template that is used where tools are given."""
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
@@ -62,6 +65,10 @@ class ChatTemplate:
                 raise ChatTemplateError(
                     f"the chat template {name!r} has a syntax error in line {error.lineno}: {error.message}"
                 ) from error
+        self.takes_tools = "tool_use" in sources or "tools" in find_undeclared_variables(
+            environment.parse(self.tool_source)
+        )
+        """It has a place for tools; one that has not leaves them out without a word."""
 
     def render(
         self,
@@ -182,6 +189,8 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
             try:
                 arguments = json.loads(function["arguments"] or "{}")
+                if not isinstance(arguments, dict):
+                    raise ValueError("it is another value")
             except (ValueError, RecursionError) as error:
                 name = f"{where}[{index}].function.arguments"
                 raise ChatTemplateError(f"{name} must hold a JSON object: {error}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -22,8 +21,7 @@ class TokenText(NamedTuple):
     """Characters of the text before it."""
 
 
-@dataclass(frozen=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """What one `Detokenizer.add` made certain."""
 
     text: str
@@ -54,9 +52,11 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         eos_token_ids: frozenset[int] = frozenset(),
+        kept: frozenset[int] = frozenset(),
     ) -> None:
-        """`eos_token_ids`: the tokens besides `params.stop_token_ids` that may end the answer."""
-        self._decoder = tokenizer.text_decoder(prompt_token_ids)
+        """`eos_token_ids`: the tokens besides `params.stop_token_ids` that may end the answer. `kept`: special
+        tokens that are text in it."""
+        self._decoder = tokenizer.text_decoder(prompt_token_ids, kept)
         self._matcher = StopMatcher(params.stop)
         self._min_tokens = params.min_tokens
         self._end_token_ids = eos_token_ids.union(params.stop_token_ids)

@@ -37,7 +37,7 @@ class StopMatcher:
         """So many characters from the beginning are certainly not part of the match, whatever follows."""
         if self.match is not None:
             return self.match.start
-        if self._finished:
+        if self._finished or not self._automata:
             return self._length
         starts = [self._length - automaton.state for automaton in self._automata]
         if self._best is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, models, processors
 
 from ..checkpoint.errors import CheckpointError
 from ..checkpoint.sentencepiece_model import read_sentencepiece
@@ -23,7 +23,12 @@ from .text_decoder import (
     piece_rules,
 )
 
+T = TypeVar("T")
+
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+MANY_TOKENS = 1000
 
 
 class TokenizerError(ValueError):
@@ -59,6 +64,9 @@ class Tokenizer:
         decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
         self._byte_of = _byte_alphabet() if is_byte_level(decoder) else None
         self._rules: PieceRules | None = piece_rules(decoder)
+        self._longest_token = _longest_token(backend, byte_level=self._byte_of is not None)
+        self._known_bytes: dict[int, bytes] = {}
+        """Of the tokens that were asked for; other ids than the vocabulary's are none of a request's."""
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -90,30 +98,54 @@ class Tokenizer:
             raise TokenizerError(f"{folder}: {error}") from error
         return cls(backend, named, template)
 
+    @property
+    def joins_tokens(self) -> bool:
+        """A text is its tokens' bytes one after the other, as it is in all but rare vocabularies."""
+        return self._byte_of is not None or self._rules is not None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the model's begin token where it has one (see the class for the exact
         rule).
 
         Special tokens written in the text become those tokens.
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Not `encode`, which keeps all other threads from running until it is done; this also makes no offsets.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
         bos = self.bos_token_id
         if add_special_tokens and ids[:2] == [bos, bos] and text.startswith(self.special_tokens["bos_token"]):
             return ids[1:]
         return ids
 
+    def text_encoder(self) -> Callable[[str], list[int]]:
+        """An encoder for text alone: no begin token, and special tokens' names are text like any other."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
+
+    def at_least(self, text: str) -> int:
+        """So many tokens `text` has at the very least; known without a look into it, however long it is."""
+        return 0 if self._longest_token is None else -(-len(text) // self._longest_token)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`. Ids outside the tokenizer's vocabulary have no text."""
         known = [id for id in token_ids if 0 <= id < self.vocab_size]
-        text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        if len(known) > MANY_TOKENS:  # lets other threads run meanwhile, which `decode` does not
+            (text,) = self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)
+        else:
+            text = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
         return text
 
-    def text_decoder(self, prompt_token_ids: Sequence[int]) -> TextDecoder:
-        """A decoder for the tokens that follow `prompt_token_ids`, special tokens left out."""
+    def text_decoder(
+        self, prompt_token_ids: Sequence[int], kept: frozenset[int] = frozenset()
+    ) -> TextDecoder:
+        """A decoder for the tokens that follow `prompt_token_ids`, special tokens left out but for those that
+        are `kept` (in a vocabulary whose tokens are just joined)."""
         if self._byte_of is not None:
-            return ByteLevelDecoder(self._text_bytes, prompt_token_ids)
+            return ByteLevelDecoder(_keeping(kept, self._text_bytes, self.token_bytes), prompt_token_ids)
         if self._rules is not None:
-            return PieceDecoder(self._rules, self._text_piece, prompt_token_ids)
+            piece = _keeping(kept, self._text_piece, self._special_text)
+            return PieceDecoder(self._rules, piece, prompt_token_ids)
         return WindowDecoder(self.decode, self._is_text, prompt_token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -142,6 +174,11 @@ class Tokenizer:
         """Whether texts leave this token out."""
         return token_id in self._special_ids
 
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written so; None where there is none."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
     def render_chat(
         self,
         messages: Sequence[Any],
@@ -161,6 +198,11 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             template_kwargs=template_kwargs,
         )
+
+    def refuse_unheard_tools(self) -> None:
+        """Raise `ChatTemplateError` where the chat template would leave tools out."""
+        if self.chat_template is not None and not self.chat_template.takes_tools:
+            raise ChatTemplateError("tools: the model's chat template does not take tools", "tools")
 
     def encode_chat(
         self,
@@ -193,13 +235,19 @@ class Tokenizer:
         return token_id not in self._special_ids and self._token(token_id) is not None
 
     def _text_bytes(self, token_id: int) -> bytes:
-        token = None if token_id in self._special_ids else self._token(token_id)
-        return b"" if token is None else self._level_bytes(token)
+        known = self._known_bytes.get(token_id)
+        if known is None:
+            token = None if token_id in self._special_ids else self._token(token_id)
+            known = self._known_bytes[token_id] = b"" if token is None else self._level_bytes(token)
+        return known
 
     def _text_piece(self, token_id: int) -> str | bytes | None:
         assert self._rules is not None
         token = None if token_id in self._special_ids else self._token(token_id)
         return None if token is None else self._rules.piece(token)
+
+    def _special_text(self, token_id: int) -> str | bytes | None:
+        return self._token(token_id)
 
     def _level_bytes(self, token: str) -> bytes:
         """Byte-level BPE spells a byte as one character; an added token with any other stands for itself."""
@@ -208,6 +256,13 @@ class Tokenizer:
             return bytes([self._byte_of[character] for character in token])
         except KeyError:
             return token.encode()
+
+
+def _keeping(
+    kept: frozenset[int], ordinary: Callable[[int], T], special: Callable[[int], T]
+) -> Callable[[int], T]:
+    """`ordinary`, but `special` for the tokens that are kept."""
+    return ordinary if not kept else lambda token_id: (special if token_id in kept else ordinary)(token_id)
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -233,6 +288,29 @@ def _backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str] | None]
             raise TokenizerError(str(error)) from error
         return model.tokenizer, model.special_tokens
     raise TokenizerError(f"{folder} holds no tokenizer (tokenizer.json or tokenizer.model)")
+
+
+def _longest_token(backend: tokenizers.Tokenizer, byte_level: bool) -> int | None:
+    """Characters of a text that one token stands for at the most; None where a token may swallow any number, or
+    texts may be shortened first."""
+    model = backend.model
+    if not (isinstance(model, models.BPE) and (byte_level or model.byte_fallback)):
+        return None
+    normalizer = None if backend.normalizer is None else json.loads(backend.normalizer.__getstate__())
+    steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    if not all(map(_keeps_length, steps)):
+        return None
+    if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
+        return None  # such a token takes all the white space beside it
+    return max(map(len, backend.get_vocab(with_added_tokens=True)), default=None)
+
+
+def _keeps_length(step: dict[str, Any]) -> bool:
+    """Whether a step of a normalizer (its JSON) makes no text shorter."""
+    if step["type"] == "Replace":
+        replaced = step["pattern"].get("String")
+        return replaced is not None and len(step["content"]) >= len(replaced)
+    return bool(step["type"] == "Prepend")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from heddle.core.config import EngineConfig
@@ -21,6 +21,7 @@ from heddle.core.messages import (
     TenantShare,
     TokenLogprobs,
 )
+from heddle.core.sequence_outputs import SequenceOutputs
 
 MEMORY = MemoryReport(
     device="cpu",
@@ -114,6 +115,28 @@ class StubEngine:
     def new_key(self) -> int:
         return next(self._keys)
 
+    def submit(self, commands: Sequence[Generate]) -> SequenceOutputs:
+        if self.refusal is not None:
+            raise EngineFailure(self.refusal)
+        speakers: dict[int, asyncio.Task[None]] = {}
+
+        def abort(keys: Iterable[int]) -> None:
+            for key in keys:
+                speakers[key].cancel()
+
+        outputs = SequenceOutputs([command.key for command in commands], abort)
+
+        async def speak(command: Generate) -> None:
+            try:
+                async for output in self.generate(command):
+                    outputs.put(output)
+            except EngineFailure as failure:
+                outputs.put(SequenceOutput(key=command.key, finish_reason="error", error=failure.error))
+
+        for command in commands:
+            speakers[command.key] = asyncio.create_task(speak(command))
+        return outputs
+
     async def generate(self, command: Generate) -> AsyncIterator[SequenceOutput]:
         if self.refusal is not None:
             raise EngineFailure(self.refusal)
@@ -136,7 +159,7 @@ class StubEngine:
         params = command.params
         limit = params.max_tokens
         if limit is None:
-            limit = 256 - len(command.prompt_token_ids)
+            limit = (self.config.max_model_len or 256) - len(command.prompt_token_ids)
         limit = min(limit, self.longest)
         prefix = "".join(use.digest.removeprefix("sha256:")[0] for use in command.adapters).encode()
         words = [*prefix, *self.script]

@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+from heddle.api import prompts
 
 
 def send(server, path: str, body: dict) -> socket.socket:
@@ -78,19 +79,21 @@ def test_a_hundred_clients_that_leave_leave_nothing(server):
 
 
 def test_a_client_that_leaves_while_its_adapter_is_looked_up_holds_nothing(server, monkeypatch):
-    go = threading.Event()
+    go, inside = threading.Event(), threading.Event()
     holds = server.state.services.adapters._holds
-    resolve = holds.resolve
+    look_up = holds._look_up
 
     def slow(ref: str, tenant: str):
-        record = resolve(ref, tenant)
+        record = look_up(ref, tenant)
+        inside.set()
         go.wait(10)
         return record
 
-    monkeypatch.setattr(holds, "resolve", slow)
+    monkeypatch.setattr(holds, "_look_up", slow)
     digest = server.client.get("/adapters/a").json()["digest"]
+    holds._names.clear()
     connection = send(server, "/v1/completions", {"prompt": "x", "adapter": "a"})
-    server.wait_until(lambda: holds.count(digest) == 1)
+    assert inside.wait(10)
     connection.close()
     server.wait_until(lambda: not server.state.in_flight)
     go.set()
@@ -125,8 +128,9 @@ def test_the_event_loop_goes_on_while_a_prompt_is_tokenised(server, monkeypatch)
         return encode(text, add_special_tokens)
 
     monkeypatch.setattr(tokenizer, "encode", slow)
+    monkeypatch.setattr(prompts, "SHORT", 200)  # longer ones go to a thread
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(server.complete()))
+    thread = threading.Thread(target=lambda: answers.append(server.complete(prompt="a" * 240)))
     thread.start()
     assert inside.wait(10)
     assert server.client.get("/health").status_code == 200
@@ -134,3 +138,11 @@ def test_the_event_loop_goes_on_while_a_prompt_is_tokenised(server, monkeypatch)
     go.set()
     thread.join(10)
     assert answers[0].status_code == 200
+
+
+def test_a_text_of_megabytes_is_refused_without_being_tokenised(server, monkeypatch):
+    monkeypatch.setattr(server.state.services.prompts._tokenizer, "encode", None)
+    text = "ab " * 1_000_000
+    for answer in (server.complete(prompt=text), server.chat(messages=[{"role": "user", "content": text}])):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "tokens at the least, and the model's context is 256" in answer.json()["error"]["message"]

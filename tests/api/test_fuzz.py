@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 
+import psutil
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from .malformed import malformed
+from .peft_reference import reference, text_of
+from .server_process import PROMPT, Process, served
 
 FIELDS = [
     *(
@@ -129,3 +136,59 @@ def test_random_names(server, method, name, rest):
 
     answer = server.client.request(method, f"/adapters/zz{quote(name, safe='')}{rest}")
     assert answer.status_code in (204, 400, 404, 405), answer.text
+
+
+BODIES_SENT = 1500
+"""Of the 10,000 that `--long` sends."""
+MIB = 2**20
+
+
+def resident(process: Process) -> tuple[int, int]:
+    """Bytes of the API process and of the engine."""
+    pids = process.popen.pid, process.engine_pid()
+    return tuple(psutil.Process(pid).memory_info().rss for pid in pids)  # type: ignore[return-value]
+
+
+@pytest.mark.timeout(1800)
+def test_malformed_bodies_get_a_refusal_each_and_cost_no_memory(world, tmp_path, long):
+    """And the engine still says what transformers and PEFT say."""
+    count = 10_000 if long else BODIES_SENT
+    answers = {name: text_of(reference(world, name, [*PROMPT.encode()], 12)[0]) for name in (None, "sixteen")}
+    settings = {
+        "engine": {"model": str(world["base"])},
+        "adapter_roots": [world["adapters"]],
+        "data_dir": tmp_path,
+    }
+    with served(served_model_name="tiny", **settings) as process:
+        for name in ("one", "sixteen"):
+            process.client.post("/adapters", json={"name": name, "source": name}).raise_for_status()
+        kinds: dict[str, int] = {}
+        statuses: dict[int, int] = {}
+        slowest = 0.0
+        for number in range(count):
+            if number == count // 5:
+                before = resident(process)
+            sent = malformed(number, world["adapters"] / "one")
+            began = time.monotonic()
+            headers = {name: value.encode("latin-1") for name, value in sent.headers.items()}
+            answer = process.client.post(sent.path, content=sent.content, headers=headers)  # type: ignore[arg-type]
+            slowest = max(slowest, time.monotonic() - began)
+            try:
+                check(answer)
+            except Exception as error:
+                raise AssertionError(f"number {number}, {sent.kind}: {answer.status_code}") from error
+            kinds[sent.kind] = kinds.get(sent.kind, 0) + 1
+            statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+        after = resident(process)
+        print(f"{count} bodies of {len(kinds)} kinds: {statuses}, slowest {slowest:.2f} s")
+        print(f"resident before and after: {[n / MIB for n in before]}, {[n / MIB for n in after]} MiB")
+        assert statuses[400] > count / 2
+        assert slowest < 10
+        assert after[0] - before[0] < 16 * MIB
+        assert after[1] - before[1] < 16 * MIB
+        for name, text in answers.items():
+            assert process.complete(adapter=name).json()["choices"][0]["text"] == text
+        for adapter in process.client.get("/adapters").json()["data"]:
+            assert process.client.delete(f"/adapters/{adapter['name']}").status_code == 204
+        assert process.complete().json()["choices"][0]["text"] == answers[None]
+        assert not list((tmp_path / "uploads").iterdir())

@@ -114,10 +114,7 @@ def refusal(answer, status: int = 400, code: str = "invalid_request") -> dict[st
         ({"on_cold": "never"}, "on_cold"),
         # fields that are known and not served
         ({"suffix": "x"}, "suffix"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"guided_regex": "a+"}, "guided_regex"),
-        ({"guided_choice": ["a", "b"]}, "guided_choice"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"allowed_token_ids": [1]}, "allowed_token_ids"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),

@@ -68,6 +68,7 @@ ENGINE_FLAGS = [
     (["--max-num-batched-tokens", "99"], "max_num_batched_tokens", 99),
     (["--step-log", "steps.jsonl"], "step_log", "steps.jsonl"),
     (["--max-queued-requests", "3"], "max_queued_requests", 3),
+    (["--scheduling-policy", "fcfs"], "scheduling_policy", "fcfs"),
     (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
     (["--max-lora-rank", "64"], "max_lora_rank", 64),
     (["--no-enforce-eager"], "enforce_eager", False),

@@ -58,6 +58,7 @@ class FakeEngine:
         preemption: Way = "swap",
         patience: int = 8,
         manual_loads: bool = False,
+        fair: bool = True,
         order: Sequence[int] | None = None,
     ) -> None:
         self.device = FakeDevice(blocks, block_size, slots, rows)
@@ -87,6 +88,7 @@ class FakeEngine:
             restore_cost=RestoreCost(block_bytes=block_size, copy_rate=2.3, row_rate=1.0, way=preemption),
             swap_slots=swap_slots,
             enable_prefix_caching=prefix_caching,
+            fair=fair,
             patience=patience,
         )
         self.received: dict[int, Received] = {}

@@ -100,6 +100,8 @@ class FakeDevice:
         self.host_loads: list[str] = []
         self.measured: list[str] = []
         self.moves = 0
+        self.new_pages: list[str] = []
+        """Digest of every page that was copied."""
         self.host: dict[int, tuple[object, ...]] = {}
         self.copies = 0
 
@@ -123,6 +125,7 @@ class FakeDevice:
         for page, block in enumerate(blocks, first):
             self.kv[block] = [None] * self.block_size
             self.pages[block] = (host.digest, page)
+            self.new_pages.append(host.digest)
 
     def write_tables(self, host: FakeHostAdapter, blocks: Sequence[int], slot: int, first_row: int) -> None:
         assert 0 <= slot < self.num_slots

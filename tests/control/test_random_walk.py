@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+from heddle.core.messages import TenantShare
 from heddle.lora.adapter_memory import ResidencyError
 
 OPERATIONS = int(os.environ.get("HEDDLE_WALK_OPERATIONS", "5000"))
@@ -16,6 +17,8 @@ FRESH_SEED = int(os.environ.get("HEDDLE_WALK_SEED", random.randrange(10**9)))
 SEEDS = (0, FRESH_SEED)
 PATIENCE_LIMIT = 3000
 """Steps within which every sequence must have ended, whatever came after it."""
+
+TENANTS = ("public", "acme", "zeta")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "roomy": {"blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 48},
@@ -157,12 +160,27 @@ class Walk:
                 *adapters,
                 group=group,
                 seed=choice,
-                tenant=draw.choice(["public", "acme"]),
+                tenant=draw.choice(TENANTS),
                 on_cold=draw.choice(["wait", "wait", "wait", "reject"]),
                 **params,
             )
             if not isinstance(answer, int):
                 self.refusals[answer.code] = self.refusals.get(answer.code, 0) + 1
+
+    def set_tenant(self) -> None:
+        """Its weight and its limits change, whatever it has running and waiting; or it is forgotten."""
+        draw, tenants = self.random, self.engine.scheduler.tenants
+        name = draw.choice(TENANTS)
+        if draw.random() < 0.3:
+            tenants.forget(name)
+            return
+        share = TenantShare(
+            name=name,
+            weight=draw.choice([0.5, 1.0, 1.0, 3.0, 100.0]),
+            pool_share=draw.choice([None, None, 0.1, 0.4, 1.0]),
+            queued_requests=draw.choice([None, None, 2, 6]),
+        )
+        tenants.set(share)
 
     def abort(self) -> None:
         if self.engine.live:
@@ -237,7 +255,9 @@ class Walk:
             self.call("load")
         elif draw < 0.96:
             self.call("evict", self.random.choice(["host", "disk"]))
-        elif draw < 0.975:
+        elif draw < 0.965:
+            self.set_tenant()
+        elif draw < 0.98:
             self.call("pin", self.random.random() < 0.5)
         else:
             changes = [self.register, self.replace, self.roll_back, self.remove, self.remove, self.bring_back]
@@ -246,6 +266,7 @@ class Walk:
     def check(self) -> None:
         engine = self.engine
         engine.scheduler.check_integrity()
+        engine.scheduler._queue.check_integrity()
         engine.counts()
         for state in engine.residency.drain_changes():
             assert (state.residency == "device") <= (state.blocks > 0)

@@ -91,7 +91,7 @@ def test_a_large_request_is_not_overtaken_by_small_ones_for_blocks(engine: Any) 
 
 def test_another_order_of_admission_drops_in(engine: Any) -> None:
     class Shortest(Fifo):
-        """The shortest prompt first; keeps account of the tokens computed for each tenant."""
+        """The shortest prompt first; keeps account of the service to each tenant."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -100,8 +100,8 @@ def test_another_order_of_admission_drops_in(engine: Any) -> None:
         def __iter__(self) -> Any:
             return iter(sorted(super().__iter__(), key=lambda sequence: len(sequence.prompt_token_ids)))
 
-        def charge(self, sequence: Any, tokens: int) -> None:
-            self.charged[sequence.tenant] = self.charged.get(sequence.tenant, 0) + tokens
+        def charge(self, sequence: Any, units: float) -> None:
+            self.charged[sequence.tenant] = self.charged.get(sequence.tenant, 0) + units
 
     fake = engine(max_num_seqs=1)
     policy = Shortest()
@@ -112,7 +112,7 @@ def test_another_order_of_admission_drops_in(engine: Any) -> None:
     assert long in fake.live
     assert fake.received[short].outputs == 1
     fake.finish()
-    assert policy.charged == {"a": 9, "b": 5}
+    assert policy.charged == {"a": 9 + 2 * 1, "b": 3 + 2 * 3}
 
 
 # ---------------------------------------------------------------------- ends

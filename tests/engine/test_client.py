@@ -17,7 +17,7 @@ import pytest
 from heddle import LLM, SamplingParams
 from heddle.core.client import EngineClient, EngineFailure, EngineStartError
 from heddle.core.config import EngineConfig
-from heddle.core.messages import AdapterUse, Generate, Progress, SequenceOutput
+from heddle.core.messages import AdapterUse, Generate, Progress, SequenceOutput, TenantShare
 
 Start = Callable[..., LLM]
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, seed=0, ignore_eos=True)
@@ -37,7 +37,11 @@ async def running(base: Path, **settings: Any) -> AsyncIterator[EngineClient]:
 
 
 async def collect(
-    client: EngineClient, prompt: list[int], *digests: str, params: SamplingParams = GREEDY
+    client: EngineClient,
+    prompt: list[int],
+    *digests: str,
+    params: SamplingParams = GREEDY,
+    tenant: str = "public",
 ) -> list[SequenceOutput]:
     command = Generate(
         key=client.new_key(),
@@ -45,12 +49,19 @@ async def collect(
         prompt_token_ids=prompt,
         params=params,
         adapters=[AdapterUse(digest) for digest in digests],
+        tenant=tenant,
     )
     return [output async for output in client.generate(command)]
 
 
 def tokens(outputs: list[SequenceOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
+
+
+async def refused_as_queued(client: EngineClient, tenant: str) -> None:
+    with pytest.raises(EngineFailure, match="queued_requests is 0") as failure:
+        await collect(client, [5], tenant=tenant)
+    assert failure.value.error.code == "rate_limit_exceeded"
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -132,18 +143,23 @@ async def test_answers_adapters_refusals_and_aborts(
     assert failure.value.error.code == "shutting_down"
 
 
-async def test_a_killed_engine_comes_back_with_its_adapters(
+async def test_a_killed_engine_comes_back_with_its_adapters_and_tenants(
     base: Path, llm: LLM, prompts: list[list[int]]
 ) -> None:
     digest = llm.adapters["r4"]
     want = llm.generate(prompts[:1], GREEDY, adapter="r4")[0].outputs[0].token_ids
     async with running(base) as client:
         await client.know(digest, llm._engine._residency._adapters[digest].path)
+        client.set_tenant(TenantShare(name="closed", queued_requests=0))
+        client.set_tenant(TenantShare(name="gone", queued_requests=0))
+        client.forget_tenant("gone")
+        await refused_as_queued(client, "closed")
+        assert tokens(await collect(client, prompts[0], digest, tenant="gone")) == want
         first = client.pid
         assert first is not None
         tasks = [asyncio.create_task(collect(client, prompt, digest, params=LONG)) for prompt in prompts[:6]]
         call = asyncio.create_task(client.load("sha256:unknown"))
-        await until(lambda: client.stats.generated_tokens > 6)
+        await until(lambda: client.stats.generated_tokens > 6 + 8)
         os.kill(first, signal.SIGKILL)
         for outcome in await asyncio.gather(*tasks):
             assert outcome[-1].finish_reason == "error"
@@ -162,6 +178,10 @@ async def test_a_killed_engine_comes_back_with_its_adapters(
         assert client.pid != first
         assert not psutil.pid_exists(first), "no zombie is left"
         assert tokens(await collect(client, prompts[0], digest)) == want
+        await refused_as_queued(client, "closed")
+        assert tokens(await collect(client, prompts[0], digest, tenant="gone")) == want
+        client.forget_tenant("closed")
+        assert tokens(await collect(client, prompts[0], digest, tenant="closed")) == want
 
         # Death while nothing runs is noticed too; closing during the restart ends it all.
         assert client.pid is not None

@@ -45,7 +45,7 @@ def test_a_pool_that_cannot_be_allocated_is_named(base: Path, monkeypatch: pytes
     def no_memory(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("heddle.core.engine.engine.Pool", no_memory)
+    monkeypatch.setattr("heddle.core.engine.pool_setup.Pool", no_memory)
     with pytest.raises(EngineStartError, match="no room for a pool of 1048576 bytes"):
         Engine(EngineConfig(model=str(base), pool_memory=1 << 20))
 

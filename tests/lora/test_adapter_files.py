@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -62,13 +61,6 @@ def test_missing_and_broken_files_are_refused(qv: AdapterFolder) -> None:
 def test_a_file_above_the_size_limit_is_refused(qv: AdapterFolder, base: BaseModel) -> None:
     with pytest.raises(AdapterInvalid, match="limit of 100"):
         inspect(qv.path, base, max_rank=64, max_bytes=100)
-
-
-def test_the_adapters_own_tokenizer_and_template_are_ignored_with_a_warning(qv: AdapterFolder) -> None:
-    (qv.path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ evil }}"}))
-    (qv.path / "tokenizer.json").write_text("{}")
-    warnings = check(qv).warnings
-    assert any("tokenizer.json, tokenizer_config.json" in w and "the base's tokenizer" in w for w in warnings)
 
 
 # ------------------------------------------------------------------ copies of the base's embeddings

@@ -103,7 +103,8 @@ def test_the_adapters_files_and_no_others_are_fetched(source: str, hub: Hub, fol
     fetch_hub(source, folder, max_bytes=1 << 20, endpoint=hub.url)
     assert inspect(folder, base_of(2), max_rank=8, max_bytes=1 << 20).matched == 8
     files = {path.rsplit("/", 1)[1] for _, path in hub.asked if "/resolve/" in path}
-    assert files == {"adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"}
+    fine = {"adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "tokenizer.json"}
+    assert files == fine
     assert hub.authorization == {None}
 
 

@@ -79,6 +79,18 @@ def test_rank_and_alpha_patterns_match_as_in_peft(keys: list[str]) -> None:
         assert parsed.scale_at(path, matcher)[0] == pattern.get(expected, 77) / rank
 
 
+@pytest.mark.parametrize(
+    "pattern", ["(?:x{9999}){9999}", "x{9999999}", "((x{50}){50}){50}", "x{,99999}", "x{9,99999}"]
+)
+@pytest.mark.parametrize("key", ["target_modules", "rank_pattern"])
+def test_a_pattern_that_would_be_written_out_without_end_is_refused_at_once(pattern: str, key: str) -> None:
+    start = time.monotonic()
+    match = Matcher().fullmatch if key == "target_modules" else Matcher().ends_path
+    with pytest.raises(AdapterInvalid, match=rf"{key}: .* repeats its parts too often"):
+        match(pattern, PATHS[0], key)
+    assert time.monotonic() - start < 1
+
+
 @pytest.mark.parametrize("pattern", [r"(.|.)+[^a-z]", r"((.|.)+)[0-9]"])
 def test_a_pattern_that_backtracks_for_ever_is_cut_off(pattern: str) -> None:
     start = time.monotonic()

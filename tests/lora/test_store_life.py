@@ -81,18 +81,18 @@ def test_usage_is_visible_at_once_survives_restarts_and_follows_the_version(
     one = store.register(folders[0], name="a").record
     assert (one.requests, one.last_used_at) == (0, None)
     assert one.version_id is not None
-    store.touch(one.version_id, prompt_tokens=10, generated_tokens=3)
-    store.touch(one.version_id, prompt_tokens=1, generated_tokens=1)
+    store.usage.touch(one.version_id, prompt_tokens=10, generated_tokens=3)
+    store.usage.touch(one.version_id, prompt_tokens=1, generated_tokens=1)
 
     def seen(opened: AdapterStore) -> tuple[int, int, int]:
         record = opened.get("a@1")
         return record.requests, record.prompt_tokens, record.generated_tokens
 
     assert seen(store) == (2, 11, 4)
-    store.flush_usage()
-    store.flush_usage()
+    store.usage.flush()
+    store.usage.flush()
     assert seen(store) == (2, 11, 4)
-    store.touch(one.version_id, prompt_tokens=5)
+    store.usage.touch(one.version_id, prompt_tokens=5)
     assert seen(store) == (3, 16, 4)
     two = store.register(folders[1], name="a", replace=True).record
     assert two.requests == 0
@@ -111,12 +111,12 @@ def test_usage_of_a_removed_version_is_dropped_and_never_given_to_another(
 ) -> None:
     gone = store.register(folders[0], name="a").record
     assert gone.version_id is not None
-    store.touch(gone.version_id)
+    store.usage.touch(gone.version_id)
     store.remove("a")
     new = store.register(folders[1], name="b").record
     assert new.version_id != gone.version_id
-    store.touch(gone.version_id)
-    store.flush_usage()
+    store.usage.touch(gone.version_id)
+    store.usage.flush()
     assert store.get("b").requests == 0
 
 
@@ -256,8 +256,8 @@ def test_every_change_and_nothing_else_is_counted_for_the_other_servers(
     assert changed()
     assert [record.reference for record in other.pinned()] == ["a@1"]
     assert version_id is not None
-    store.touch(version_id)
-    store.flush_usage()
+    store.usage.touch(version_id)
+    store.usage.flush()
     refused("adapter_exists", lambda: store.register(folders[2], name="a"))
     store.register(folders[2], name="b", dry_run=True)
     assert not changed()

@@ -108,8 +108,8 @@ def test_a_random_walk_of_many_threads_leaves_one_consistent_history(
                     record = store.get(name)
                     assert record.current
                     assert record.version_id is not None
-                    store.touch(record.version_id)
-                    store.flush_usage()
+                    store.usage.touch(record.version_id)
+                    store.usage.flush()
             except StoreError as error:
                 codes.append(error.code)
             except AdapterCorrupt:
@@ -143,8 +143,8 @@ def test_usage_counted_and_written_by_many_threads_is_counted_once(
 
     def count(number: int) -> None:
         for _ in range(10):
-            stores[number % 2].touch(version_id, prompt_tokens=2, generated_tokens=3)
-            stores[number % 2].flush_usage()
+            stores[number % 2].usage.touch(version_id, prompt_tokens=2, generated_tokens=3)
+            stores[number % 2].usage.flush()
 
     at_once([lambda number=number: count(number) for number in range(6)])
     for store in stores:

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import tokenizers
 from heddle.core.text.tokenizer import Tokenizer, TokenizerError
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 TEXTS = [
     "",
@@ -196,3 +198,29 @@ def test_no_heavy_package_is_imported(model_folder):
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_how_many_tokens_a_text_has_at_least_is_never_more_than_it_has():
+    """Of byte-level BPE, and of SentencePiece's way; unknown where one token may swallow any number of characters."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    vocab = {character: index for index, character in enumerate(sorted(alphabet))}
+    merges = [("a", "a"), ("aa", "aa")]
+    for left, right in merges:
+        vocab[left + right] = len(vocab)
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(backend, {}, None)
+    assert tokenizer.at_least("a" * 4001) == 1001
+    for text in ("a" * 4001, "", "aé😀" * 50, "b"):
+        assert tokenizer.at_least(text) <= len(tokenizer.encode(text))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace("a", "aa")])
+    assert Tokenizer(backend, {}, None).at_least("a" * 8) == 2
+    for shortens in (normalizers.NFC(), normalizers.Replace("aa", ""), normalizers.Strip()):
+        backend.normalizer = shortens
+        assert Tokenizer(backend, {}, None).at_least("a" * 4001) == 0
+    backend.normalizer = None
+    backend.add_tokens([AddedToken("<gap>", rstrip=True)])
+    assert Tokenizer(backend, {}, None).at_least("<gap>" + " " * 4000) == 0
+    word = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    assert Tokenizer(word, {}, None).at_least("x" * 4000) == 0

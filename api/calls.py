@@ -1,0 +1,74 @@
+"""What becomes known of one HTTP call while it is answered: for the log, the metrics and the trace of it."""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+Label = str | list[str] | None
+"""An adapter as answers name it; several; None: the base alone."""
+
+
+@dataclass(slots=True)
+class Generated:
+    """What a completion or chat asked for and used. Of the texts themselves nothing is here."""
+
+    operation: str
+    """`chat` or `text_completion`, OpenTelemetry's names."""
+    model: str
+    """As the request and its answer name it; one that exists."""
+    adapter: Label
+    answer_id: str
+    streams: bool
+    sequences: int
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    first_token_after: float | None = None
+    """Seconds from the call's arrival; None: there was none."""
+    finish_reasons: list[str] = field(default_factory=list)
+    """Of the sequences that came to their end."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call. The front door makes it; whoever learns something about it writes it down here."""
+
+    request_id: str
+    method: str
+    path: str
+    """As it came, percent signs and all: it can hold no line breaks."""
+    traceparent: str | None = None
+    tracestate: str | None = None
+    began: float = field(default_factory=time.monotonic)
+    began_at: int = field(default_factory=time.time_ns)
+    """Nanoseconds since 1970."""
+    tenant: str | None = None
+    status: int = 0
+    code: str | None = None
+    """Of the error it ended with, also in the middle of a stream."""
+    left: bool = False
+    """It was cut before its end: the client left, or its time was over."""
+    generated: Generated | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since its arrival."""
+        return time.monotonic() - self.began
+
+
+_current: ContextVar[Call | None] = ContextVar("call", default=None)
+
+
+def begin(call: Call) -> None:
+    """From here on this task, and those it starts, work on `call`."""
+    _current.set(call)
+
+
+def current() -> Call | None:
+    """The call this task works on; None outside of any."""
+    return _current.get()

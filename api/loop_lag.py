@@ -1,0 +1,28 @@
+"""How late the event loop comes to its work: a timer that should be on time, and by how much it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+logger = structlog.get_logger(__name__)
+
+TICK_SECONDS = 0.02
+WARN_SECONDS = 0.25
+"""Nobody's request should wait so long for another's; the log says so then."""
+
+
+async def watch(observe: Callable[[float], None]) -> None:
+    """Tell `observe` at every tick by how many seconds it came late, until cancelled."""
+    due = time.monotonic() + TICK_SECONDS
+    while True:
+        await asyncio.sleep(TICK_SECONDS)
+        now = time.monotonic()
+        late = max(0.0, now - due)
+        observe(late)
+        if late > WARN_SECONDS:
+            logger.warning("the event loop was kept from its work", seconds=round(late, 3))
+        due = now + TICK_SECONDS

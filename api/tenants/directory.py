@@ -1,0 +1,82 @@
+"""Tenants and keys in memory, as the registry last had them: what every call asks, without a database."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from .keys import is_key, prefix_of, sha256_of
+from .records import Key, Limits, Tenant
+
+_NO_LIMITS = Limits()
+
+
+class Directory:
+    """Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, Tenant] = {}
+        self._keys: dict[str, list[Key]] = {}
+        """By what they begin with, which is no secret: no search compares secrets but in constant time."""
+        self._used: dict[str, datetime] = {}
+
+    def replace(self, tenants: Iterable[Tenant], keys: Iterable[Key]) -> None:
+        """These are all there are."""
+        self._tenants = {tenant.name: tenant for tenant in tenants}
+        found: dict[str, list[Key]] = {}
+        for key in keys:
+            found.setdefault(key.prefix, []).append(key)
+        self._keys = found
+
+    def put_tenant(self, tenant: Tenant) -> None:
+        """A new one, or one that was changed."""
+        self._tenants[tenant.name] = tenant
+
+    def drop_tenant(self, name: str) -> None:
+        """It and all its keys: a later tenant of that name must not be opened by them."""
+        self._tenants.pop(name, None)
+        left = ([key for key in keys if key.tenant != name] for keys in self._keys.values())
+        self._keys = {keys[0].prefix: keys for keys in left if keys}
+
+    def put_key(self, key: Key) -> None:
+        """A new one, or one that was changed."""
+        others = [other for other in self._keys.get(key.prefix, ()) if other.id != key.id]
+        self._keys[key.prefix] = [*others, key]
+
+    @property
+    def tenants(self) -> list[Tenant]:
+        """By name."""
+        return sorted(self._tenants.values(), key=lambda tenant: tenant.name)
+
+    def tenant(self, name: str) -> Tenant | None:
+        return self._tenants.get(name)
+
+    def limits(self, name: str) -> Limits:
+        """Of a tenant; of one that is gone, none."""
+        found = self._tenants.get(name)
+        return _NO_LIMITS if found is None else found.limits
+
+    def opened_by(self, text: str) -> str | None:
+        """The tenant whose key this is; None where it is nobody's, expired or revoked."""
+        if not is_key(text):
+            return None
+        digest, now = sha256_of(text), datetime.now(UTC)
+        for key in self._keys.get(prefix_of(text), ()):
+            if hmac.compare_digest(key.sha256, digest) and key.opens(now) and key.tenant in self._tenants:
+                self._used[key.id] = now
+                return key.tenant
+        return None
+
+    def take_used(self) -> dict[str, datetime]:
+        """When each key was last used since the last time this was asked, by its id."""
+        used, self._used = self._used, {}
+        return used
+
+    def put_back(self, used: dict[str, datetime]) -> None:
+        """What `take_used` gave out could not be written."""
+        self._used = used | self._used
+
+    def last_used(self, key: Key) -> datetime | None:
+        """With what is not written yet."""
+        return self._used.get(key.id, key.last_used_at)

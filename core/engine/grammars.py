@@ -1,0 +1,154 @@
+"""The grammars of guided sequences: compiled beside the engine's thread, followed token by token.
+
+Measured on the demo base's 49152 tokens (`python bench/grammar_masks.py`): see `Guide.allowed`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+
+import numpy as np
+from llguidance import LLMatcher
+
+from ..messages import EngineError, Generate
+from ..text.grammar import GrammarCompiler, GrammarError, reason
+from .sampler import SamplingError
+
+logger = logging.getLogger(__name__)
+
+COMPILED = 32
+"""Grammars that stay compiled, the last ones used; each takes up to a few MB."""
+
+
+class OutOfGrammar(SamplingError):
+    """The grammar cannot be followed any further: it is beyond what a step may cost."""
+
+
+class Guide:
+    """One sequence's place in its grammar.
+
+    It is found by the tokens of the answer, of which a preempted sequence keeps all: so it stays right however
+    often their KV is computed.
+    """
+
+    def __init__(self, start: LLMatcher, vocab_size: int) -> None:
+        """`start`: the compiled grammar, which stays at its beginning."""
+        self._start = start
+        self._vocab_size = vocab_size
+        self._matcher: LLMatcher | None = None
+        self._taken = 0
+
+    def allowed(self, output_token_ids: Sequence[int]) -> np.ndarray:
+        """Which tokens may follow: bool [vocab]. End tokens may where the answer is complete.
+
+        Raises `OutOfGrammar`.
+        """
+        if self._matcher is None:
+            self._matcher = self._start.deep_copy()
+        if self._taken < len(output_token_ids):
+            self._matcher.consume_tokens(list(output_token_ids[self._taken :]))
+            self._taken = len(output_token_ids)
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise OutOfGrammar(f"the grammar cannot be followed: {reason(self._matcher.get_error())}")
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=self._vocab_size, bitorder="little")
+        return bits.view(np.bool_)
+
+    def take(self, token_id: int) -> bool:
+        """Go on by the chosen token; true where the answer is complete and can only end."""
+        assert self._matcher is not None, "a token is chosen among those allowed"
+        self._matcher.consume_token(token_id)
+        self._taken += 1
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+class Grammars:
+    """Every guided sequence of one engine. All methods belong to the engine's thread; only compiling does not,
+    so that a large grammar holds up nobody but those who wait for it.
+    """
+
+    def __init__(
+        self, make_compiler: Callable[[], GrammarCompiler], vocab_size: int, wake: Callable[[], None] | None
+    ) -> None:
+        """`make_compiler` is called with the first grammar, in the compiling thread; so is `wake`, whenever
+        `drain` has something."""
+        self.guides: dict[int, Guide] = {}
+        """By sequence key, of those that have been drained and not forgotten."""
+        self._make_compiler = make_compiler
+        self._vocab_size = vocab_size
+        self._wake = wake
+        self._compiler: GrammarCompiler | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._waiting: set[int] = set()
+        self._done: SimpleQueue[tuple[Generate, Future[LLMatcher]]] = SimpleQueue()
+        self._thread: ThreadPoolExecutor | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Sequences whose grammar is being compiled, or waits for that."""
+        return len(self._waiting)
+
+    def begin(self, command: Generate) -> None:
+        """Compile its grammar; `drain` has the command when that is done."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        grammar = command.params.grammar
+        assert grammar is not None
+        self._waiting.add(command.key)
+        future = self._thread.submit(self._compile, grammar)
+        future.add_done_callback(lambda done: self._finish(command, done))
+
+    def drain(self) -> list[tuple[Generate, EngineError | None]]:
+        """Commands whose grammar is ready, or why it never will be."""
+        ready: list[tuple[Generate, EngineError | None]] = []
+        while self._waiting:
+            try:
+                command, future = self._done.get_nowait()
+            except Empty:
+                break
+            if command.key not in self._waiting:
+                continue  # aborted meanwhile
+            self._waiting.remove(command.key)
+            failure = future.exception()
+            if failure is None:
+                self.guides[command.key] = Guide(future.result(), self._vocab_size)
+                ready.append((command, None))
+            elif isinstance(failure, GrammarError):
+                ready.append((command, EngineError("invalid_request", f"grammar: {failure}", "grammar")))
+            else:
+                logger.error("a grammar could not be compiled", exc_info=failure)
+                error = EngineError("internal_error", "the engine failed at this request's grammar")
+                ready.append((command, error))
+        return ready
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """These sequences are over; unknown keys are ignored."""
+        for key in keys:
+            self.guides.pop(key, None)
+            self._waiting.discard(key)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        """In the thread."""
+        if self._compiler is None:
+            self._compiler = self._make_compiler()
+        matcher = self._compiled.get(grammar)
+        if matcher is None:
+            matcher = self._compiled[grammar] = self._compiler.compile(grammar)
+            if len(self._compiled) > COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return matcher
+
+    def _finish(self, command: Generate, future: Future[LLMatcher]) -> None:
+        if not future.cancelled():
+            self._done.put((command, future))
+            if self._wake is not None:
+                self._wake()

@@ -1,0 +1,53 @@
+"""The block pool of an engine: its layout, its memory, and the order its blocks are given out in."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from ...kernels.pool import Pool, PoolLayout
+from ..config import EngineConfig
+from ..errors import EngineStartError
+from ..model.config import ModelConfig
+from .adapter_memory import MAX_POOL_BYTES
+
+
+def pool_layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> PoolLayout:
+    """How the pool is cut into blocks. Raises `EngineStartError` where they cannot hold an adapter's row."""
+    if config.kv_cache_dtype != "auto":
+        raise EngineStartError(f"--kv-cache-dtype {config.kv_cache_dtype} is not available; leave it out")
+    layout = PoolLayout(model.num_layers, model.num_kv_heads, model.head_dim, config.block_size, dtype)
+    longest_row = max(max(shape) for shape in model.linear_shapes.values()) * dtype.itemsize
+    if layout.block_bytes < longest_row:
+        raise EngineStartError(
+            f"--block-size {config.block_size}: a block of {layout.block_bytes} bytes cannot hold "
+            f"an adapter's longest row, which takes {longest_row}"
+        )
+    return layout
+
+
+def allocate_pool(layout: PoolLayout, size: int, device: torch.device) -> Pool:
+    """A pool of at most `size` bytes. Raises `EngineStartError` where that is none, or too much for the machine."""
+    num_blocks = min(size, MAX_POOL_BYTES) // layout.block_bytes
+    if num_blocks < 1:
+        raise EngineStartError(
+            f"the pool's {size} bytes hold no block: one takes {layout.block_bytes} bytes "
+            f"({layout.block_size} tokens in {layout.num_layers} layers); raise --pool-memory"
+        )
+    try:
+        return Pool(layout, num_blocks, device)
+    except (RuntimeError, OSError) as error:
+        raise EngineStartError(f"there is no room for a pool of {size} bytes; lower --pool-memory") from error
+
+
+def pool_notes(size: int) -> list[str]:
+    """What the user should know of a pool of `size` bytes."""
+    if size <= MAX_POOL_BYTES:
+        return []
+    return [f"the pool takes {MAX_POOL_BYTES} of {size} bytes: adapter tables reach no further"]
+
+
+def block_order(config: EngineConfig, count: int) -> list[int] | None:
+    """In tests blocks are given out in random order, so that nothing can depend on neighbours in memory."""
+    return random.Random(config.seed).sample(range(count), count) if config.check_invariants else None

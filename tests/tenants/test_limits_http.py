@@ -1,0 +1,392 @@
+"""Limits over HTTP: what is refused, how it says so, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from heddle.api.tenants.limits import MINUTE, Limiter
+from heddle.core.messages import EngineError
+
+from ..api.conftest import make_adapter
+from .conftest import TenantServer, with_tenants
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Adapters 0 to 11 of rank 2 and `wide` of rank 8."""
+    root = tmp_path_factory.mktemp("roots")
+    for seed in range(12):
+        make_adapter(root / str(seed), seed)
+    make_adapter(root / "wide", 99, rank=8)
+    return root
+
+
+@pytest.fixture(scope="module")
+def shared(base: Path, roots: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantServer]:
+    with with_tenants(tmp_path_factory.mktemp("limits"), base, adapter_roots=(roots,)) as server:
+        yield server
+
+
+@pytest.fixture
+def world(shared: TenantServer) -> Iterator[TenantServer]:
+    """Its stub engine is as new, and its limits' clock stands still."""
+    engine, limits = shared.server.engine, limiter(shared)
+    engine.reset()
+    clock, limits._clock = limits._clock, lambda: 7 * MINUTE
+    yield shared
+    engine.released.set()
+    shared.server.wait_until(lambda: not engine.running and not shared.server.state.in_flight)
+    limits._clock = clock
+
+
+def limiter(server: TenantServer) -> Limiter:
+    services = server.server.state.services
+    assert services is not None
+    return services.generation._accounts._limiter
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A tenant of the test's own."""
+    return request.node.name.replace("[", "-").replace("]", "").replace(" ", "-")[:100]
+
+
+def tenant(world: TenantServer, name: str, **limits: Any) -> httpx.Client:
+    return world.tenant(name, limits=limits)
+
+
+def complete(client: httpx.Client, **fields: Any) -> httpx.Response:
+    return client.post("/v1/completions", json={"prompt": "hi", **fields})
+
+
+def refused(answer: httpx.Response, limit: str, value: int) -> None:
+    """As a client can act on it: which limit, how much it is, when to come again."""
+    assert answer.status_code == 429, answer.text
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
+    assert f"{limit} = {value}" in error["message"]
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+# ------------------------------------------------------------------ generation
+
+
+def test_requests_of_a_minute_are_counted_over_n_and_prompts(world: TenantServer, name: str):
+    client = tenant(world, name, requests_per_minute=10)
+    assert complete(client, n=2, prompt=["a", "b"]).status_code == 200
+    assert complete(client, best_of=3, n=1, prompt=[[1], [2]]).status_code == 200
+    assert len(world.server.engine.commands) == 10
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", CHAT)):
+        refused(client.post(path, json=body), "requests_per_minute", 10)
+        refused(client.post(path, json={**body, "stream": True}), "requests_per_minute", 10)
+    assert len(world.server.engine.commands) == 10, "nothing was done"
+
+
+def test_a_refused_request_reaches_neither_registry_nor_tokenizer(
+    world: TenantServer, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    client = tenant(world, name, requests_per_minute=1)
+    assert complete(client).status_code == 200
+    services = world.server.state.services
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise AssertionError("work for a request that is refused")
+
+    monkeypatch.setattr(services.prompts, "of_completion", unreachable)
+    monkeypatch.setattr(services.adapters, "hold", unreachable)
+    for fields in ({}, {"adapter": "nobodys"}, {"prompt": "x" * 100_000}):
+        refused(complete(client, **fields), "requests_per_minute", 1)
+
+
+def test_sequences_under_way_are_limited_and_let_in_again_when_they_end(world: TenantServer, name: str):
+    client = tenant(world, name, concurrent_requests=3)
+    engine = world.server.engine
+    engine.hang_after = 1
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(complete, client, n=2)
+        world.server.wait_until(lambda: len(engine.running) == 2)
+        refused(complete(client, n=2), "concurrent_requests", 3)
+        two = pool.submit(complete, client, stream=True)
+        world.server.wait_until(lambda: len(engine.running) == 3)
+        refused(complete(client), "concurrent_requests", 3)
+        world.server.loop.call_soon_threadsafe(engine.released.set)
+        assert one.result().status_code == two.result().status_code == 200
+    engine.hang_after = None
+    for _ in range(5):
+        assert complete(client, n=3).status_code == 200, "the last byte of an answer comes after its end"
+        assert complete(client, n=3, stream=True).status_code == 200
+    refused(complete(client, n=4), "concurrent_requests", 3)
+
+
+def test_clients_that_leave_give_back_what_they_held(world: TenantServer, name: str):
+    client = tenant(world, name, concurrent_requests=2, tokens_per_minute=240)
+    engine = world.server.engine
+    engine.hang_after = 1
+    key = client.headers["authorization"]
+    for stream in (False, True) * 3:
+        body = json.dumps({"prompt": "hi", "n": 2, "max_tokens": 100, "stream": stream}).encode()
+        connection = socket.create_connection(("127.0.0.1", world.server._listener.getsockname()[1]))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        world.server.wait_until(lambda: len(engine.running) == 2)
+        connection.close()
+        world.server.wait_until(lambda: not limiter(world).running(name))
+    engine.hang_after = None
+    # Six times two sequences, each with a prompt of two tokens and at most one of the answer.
+    refused(complete(client, max_tokens=240), "tokens_per_minute", 240)
+    assert complete(client, max_tokens=240 - 6 * 2 * (2 + 1) - 2).status_code == 200
+
+
+def test_tokens_are_reserved_for_every_sequence_and_the_rest_given_back(world: TenantServer, name: str):
+    client = tenant(world, name, tokens_per_minute=120)
+    refused_at = {"prompt": ["ab", "cd"], "n": 2, "max_tokens": 28}
+    assert complete(client, **refused_at).status_code == 200, "4 x (2 + 28) is all of it"
+    # Each answer is `hello` and its end: 6 tokens, behind 2 of the prompt.
+    refused(complete(client, max_tokens=120 - 4 * 8 - 1), "tokens_per_minute", 120)
+    assert complete(client, max_tokens=120 - 4 * 8 - 2).status_code == 200
+    refused(complete(client, max_tokens=120 - 5 * 8 - 1), "tokens_per_minute", 120)
+
+
+def test_what_nobody_asked_for_is_not_reserved_but_used(world: TenantServer, name: str):
+    client = tenant(world, name, tokens_per_minute=20)
+    assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+    prompt = client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 1}).json()["usage"][
+        "prompt_tokens"
+    ]
+    assert prompt == 5
+    used = 5 + 6 + 5 + 1
+    refused(complete(client, prompt="abc", max_tokens=1), "tokens_per_minute", 20)
+    assert complete(client, prompt="abc").status_code == 200, f"{used} and 3 are there for the prompt"
+    refused(complete(client, prompt="a"), "tokens_per_minute", 20)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_failed_requests_leave_the_books_balanced(world: TenantServer, name: str, stream: bool):
+    client = tenant(world, name, requests_per_minute=4, concurrent_requests=2, tokens_per_minute=40)
+    engine = world.server.engine
+    wrong: list[dict[str, Any]] = [
+        {"adapter": "nobodys"}, {"prompt": ""}, {"prompt": [99999]}, {"temperature": 9}, {"prompt": "x" * 400},
+    ]  # fmt: skip
+    for fields in wrong * 3:
+        assert complete(client, stream=stream, **{"max_tokens": 30, **fields}).status_code in (400, 404)
+    engine.refusal = EngineError("overloaded", "full")
+    for _ in range(6):
+        assert complete(client, stream=stream, max_tokens=30).status_code == 503
+    engine.refusal = None
+    engine.fail_after = 3
+    assert complete(client, stream=stream, max_tokens=30, n=2, prompt="x").status_code in (200, 500)
+    engine.fail_after = None
+    assert limiter(world).running(name) == 0
+    assert complete(client, n=2, prompt="x", max_tokens=10).status_code == 200, "2 of 4 requests are left"
+    refused(complete(client, prompt="x", max_tokens=1), "requests_per_minute", 4)
+
+
+def test_a_prompt_longer_than_what_is_left_is_refused_once_it_is_known(world: TenantServer, name: str):
+    client = tenant(world, name, tokens_per_minute=50, requests_per_minute=3)
+    assert complete(client, prompt="x" * 30).status_code == 200
+    for _ in range(5):
+        refused(complete(client, prompt="x" * 30), "tokens_per_minute", 50)
+    assert complete(client, prompt="x").status_code == 200
+
+
+def test_answers_longer_than_the_tenants_are_refused_and_unasked_ones_cut(world: TenantServer, name: str):
+    client = tenant(world, name, max_tokens=3)
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", CHAT)):
+        for field in ("max_tokens", "max_completion_tokens"):
+            answer = client.post(path, json={**body, field: 4})
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert (error["code"], error["param"]) == ("invalid_request", field)
+            assert "max_tokens = 3" in error["message"]
+            assert client.post(path, json={**body, field: 3}).status_code == 200
+        whole = client.post(path, json=body).json()
+        assert whole["usage"]["completion_tokens"] == 3
+        assert whole["choices"][0]["finish_reason"] == "length"
+        assert client.post(path, json={**body, "min_tokens": 4}).json()["error"]["param"] == "min_tokens"
+
+
+def test_limits_hold_from_the_moment_they_are_patched(world: TenantServer, name: str):
+    client = tenant(world, name)
+    for _ in range(3):
+        assert complete(client).status_code == 200
+    path = f"/tenants/{name}"
+    assert world.admin.patch(path, json={"limits": {"requests_per_minute": 1}}).status_code == 200
+    assert complete(client).status_code == 200
+    refused(complete(client), "requests_per_minute", 1)
+    assert world.admin.patch(path, json={"limits": {"requests_per_minute": None}}).status_code == 200
+    assert complete(client).status_code == 200
+
+
+def test_the_admin_inside_a_tenant_is_held_to_its_limits(world: TenantServer, name: str):
+    tenant(world, name, requests_per_minute=1)
+    for status in (200, 429):
+        answer = world.admin.post(f"/tenants/{name}/v1/completions", json={"prompt": "x"})
+        assert answer.status_code == status
+    assert complete(world.admin).status_code == 200, "as public"
+
+
+def test_the_engines_own_limit_is_a_429_too(world: TenantServer, name: str):
+    client = tenant(world, name, queued_requests=1)
+    message = "the limit queued_requests = 1 of this tenant is reached"
+    world.server.engine.refusal = EngineError("rate_limit_exceeded", message)
+    refused(complete(client), "queued_requests", 1)
+    assert limiter(world).running(name) == 0
+
+
+def test_two_hundred_refused_at_once_leave_others_and_the_books_alone(world: TenantServer, name: str):
+    flooding, quiet = tenant(world, name, requests_per_minute=2), tenant(world, f"{name}-quiet")
+    with ThreadPoolExecutor(8) as pool:
+        flood = [pool.submit(complete, flooding) for _ in range(200)]
+        assert complete(quiet).status_code == 200
+        statuses = [answer.result().status_code for answer in flood]
+    assert sorted(statuses) == [200] * 2 + [429] * 198
+    assert len(world.server.engine.commands) == 3
+
+
+# ------------------------------------------------------------------ adapters
+
+
+def register(client: httpx.Client, name: str, source: str, **fields: Any) -> httpx.Response:
+    return client.post("/adapters", json={"name": name, "source": source, **fields})
+
+
+def test_names_are_limited_versions_are_not(world: TenantServer, name: str):
+    client = tenant(world, name, adapters=2)
+    assert register(client, "one", "0").status_code == register(client, "two", "1").status_code == 201
+    for fields in ({}, {"pinned": True}):
+        refused(register(client, "three", "2", **fields), "adapters", 2)
+    refused(client.post("/adapters?dry_run=true", json={"name": "three", "source": "2"}), "adapters", 2)
+    assert register(client, "two", "1").status_code == 200, "the same again"
+    assert register(client, "two", "2", replace=True).status_code == 201
+    assert client.delete("/adapters/one").status_code == 204
+    assert register(client, "three", "2").status_code == 201
+    old = client.post("/v1/load_lora_adapter", json={"lora_name": "four", "lora_path": "3"})
+    refused(old, "adapters", 2)
+    public = client.get("/adapters").json()["data"]
+    assert [one["name"] for one in public if one["tenant"] == name] == ["three", "two"]
+
+
+def test_bytes_are_limited_over_all_versions(world: TenantServer, name: str):
+    size = register(world.admin, "public-one", "0").json()["size_bytes"]
+    assert size == 2 * 2 * (32 + 32 + 32 + 16) * 4, "two layers, rank 2, q and v in float32"
+    client = tenant(world, name, adapter_bytes=2 * size)
+    assert register(client, "x", "0").status_code == 201
+    assert register(client, "x", "1", replace=True).status_code == 201
+    refused(register(client, "x", "2", replace=True), "adapter_bytes", 2 * size)
+    refused(register(client, "y", "2"), "adapter_bytes", 2 * size)
+    assert register(client, "x", "1").status_code == 200
+    assert client.delete("/adapters/x@1").status_code == 204
+    refused(register(client, "y", "wide"), "adapter_bytes", 2 * size)
+    assert register(client, "y", "2").status_code == 201
+
+
+def test_beyond_the_limit_nothing_is_fetched(world: TenantServer, name: str, monkeypatch: pytest.MonkeyPatch):
+    client = tenant(world, name, adapters=0)
+
+    def fetch(*_: object, **__: object) -> None:
+        raise AssertionError("a download for a registration that is refused")
+
+    monkeypatch.setattr("heddle.lora.sources.fetch", fetch)
+    refused(register(client, "x", "hf:someone/something"), "adapters", 0)
+
+
+def test_an_upload_that_could_never_fit_is_not_read_to_its_end(world: TenantServer, name: str, roots: Path):
+    client = tenant(world, name, adapter_bytes=1)
+    config = (roots / "0" / "adapter_config.json").read_bytes()
+    for size, status in ((3 << 20, 429), (1 << 20, 400)):
+        files = [
+            ("files", ("adapter_config.json", config)),
+            ("files", ("adapter_model.safetensors", b"\xff" * size)),
+        ]
+        answer = client.post("/adapters", data={"name": "big"}, files=files)
+        assert answer.status_code == status, "400: it was read, and is no adapter"
+        if status == 429:
+            refused(answer, "adapter_bytes", 1)
+
+    def endless() -> Iterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="files"; filename="adapter_model.safetensors"\r\n\r\n'
+        for _ in range(64):
+            yield b"\xff" * (1 << 20)
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    refused(client.post("/adapters", content=endless(), headers=headers), "adapter_bytes", 1)
+
+
+def test_rank_is_limited(world: TenantServer, name: str):
+    client = tenant(world, name, max_rank=7)
+    for path in ("/adapters", "/adapters?dry_run=true"):
+        answer = client.post(path, json={"name": "wide", "source": "wide"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "adapter_invalid"
+        assert "rank 8 is above the limit of 7" in answer.json()["error"]["message"]
+    world.admin.patch(f"/tenants/{name}", json={"limits": {"max_rank": 8}})
+    assert register(client, "wide", "wide").status_code == 201
+
+
+def test_of_registrations_at_once_no_more_than_fit_pass(world: TenantServer, name: str):
+    client = tenant(world, name, adapters=3)
+    barrier = threading.Barrier(10)
+
+    def at_once(index: int) -> int:
+        barrier.wait()
+        return register(client, f"a{index}", str(index)).status_code
+
+    with ThreadPoolExecutor(10) as pool:
+        statuses = list(pool.map(at_once, range(10)))
+    assert sorted(statuses) == [201] * 3 + [429] * 7
+    owned = [one for one in client.get("/adapters").json()["data"] if one["tenant"] == name]
+    assert len(owned) == 3
+
+
+def test_the_operators_own_adapters_are_not_held_to_public_s_limits(base: Path, roots: Path, tmp_path: Path):
+    with with_tenants(tmp_path, base, adapter_roots=(roots,)) as server:
+        assert server.admin.patch("/tenants/public", json={"limits": {"adapters": 0}}).status_code == 200
+        refused(register(server.admin, "one", "0"), "adapters", 0)
+    settings = {"adapter_roots": (roots,), "adapters": (("start", str(roots / "0")),)}
+    with with_tenants(tmp_path, base, **settings) as server:
+        assert [one["name"] for one in server.admin.get("/adapters").json()["data"]] == ["start"]
+        refused(register(server.admin, "one", "1"), "adapters", 0)
+
+
+# ------------------------------------------------------------------ of everyone
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop_token_ids": [1] * 300}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1_000_000}, "stop_token_ids"),
+        ({"logit_bias": {f"{i:07}": 1 for i in range(300)}}, "logit_bias"),
+        ({"logit_bias": {f"{i:07}": 1 for i in range(300_000)}}, "logit_bias"),
+        ({"logit_bias": {str(i): -100 for i in range(257)}, "n": 128, "prompt": ["x"] * 32}, "logit_bias"),
+        ({"stop_token_ids": list(range(257)), "n": 128, "prompt": ["x"] * 32}, "stop_token_ids"),
+        ({"messages": [{"role": "user", "content": ""}] * 2000}, "messages"),
+        ({"messages": [{}] * 500_000}, "messages"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_lists_are_bounded_before_anything_goes_through_them(
+    world: TenantServer, fields: dict[str, Any], param: str
+):
+    path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
+    answer = world.admin.post(path, json={"prompt": "x", **fields})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_request", param)
+    assert any(str(limit) in error["message"] for limit in (264, 1024, 1 << 20)), error["message"]
+    assert not world.server.engine.commands
+
+
+def test_a_bias_for_most_tokens_is_fine(world: TenantServer):
+    bias = {str(token): -100 for token in range(264) if token != 65}
+    assert complete(world.admin, logit_bias=bias, n=4).status_code == 200
