@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from ..lora import sources
 from ..lora.base import BaseModel
 from ..lora.errors import AdapterInvalid, StoreError
 from ..lora.layout import AdapterLayout
-from ..lora.quota import Quota, reached
+from ..lora.quota import Quota
 from ..lora.records import AdapterRecord, Registration
 from ..lora.store import UNLIMITED, AdapterStore
 from .auth import PUBLIC, Caller
@@ -35,7 +35,6 @@ from .errors import ApiError
 from .holds import Holds
 from .protocol.adapters import Adapter, AdapterCreate, AdapterPatch
 from .receipts import receipt
-from .uploads import OVERHEAD_BYTES
 from .workers import Pool, Workers
 
 logger = structlog.get_logger(__name__)
@@ -140,19 +139,6 @@ class AdapterService:
             yield folder
         finally:
             await self._workers.files(shutil.rmtree, folder, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def upload_limit(self, caller: Caller) -> Iterator[int]:
-        """The most bytes a file of the caller's may have; it is not read to its end where the tenant's adapters
-        could not hold it even if there were no others. Raises `rate_limit_exceeded` for that."""
-        most, quota = self._config.max_adapter_bytes, self.quota_of(caller.tenant)
-        room = most if quota.adapter_bytes is None else quota.adapter_bytes + OVERHEAD_BYTES
-        try:
-            yield min(room, most)
-        except ApiError as error:
-            if error.code != "body_too_large" or room >= most:
-                raise
-            raise reached("adapter_bytes", quota.adapter_bytes or 0, "this upload is larger") from error
 
     async def create_from_source(
         self, create: AdapterCreate, caller: Caller, dry_run: bool = False

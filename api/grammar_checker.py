@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -38,7 +40,7 @@ class GrammarChecker:
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._arguments = [str(folder), str(vocab_size), *map(str, eos_token_ids)]
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: _Process | None = None
         self._free = asyncio.Lock()
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
@@ -79,14 +81,12 @@ class GrammarChecker:
         """Holds `_free`, and gives it back."""
         try:
             process = self._process or await self._start()
-            assert process.stdin is not None
-            assert process.stdout is not None
             answer = b""
             try:
                 async with asyncio.timeout(PATIENCE):
-                    process.stdin.write(msgspec.json.encode(items) + b"\n")
-                    await process.stdin.drain()
-                    answer = await process.stdout.readline()
+                    process.writer.write(msgspec.json.encode(items) + b"\n")
+                    await process.writer.drain()
+                    answer = await process.reader.readline()
                 reason = "trying it out takes more memory than there is for it"
             except TimeoutError:
                 reason = f"trying it out takes longer than {PATIENCE:g} seconds"
@@ -100,16 +100,11 @@ class GrammarChecker:
         finally:
             self._free.release()
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        # -P: the working directory must not shadow installed packages.
-        command = [sys.executable, "-P", "-m", "heddle.core.text.check_grammars", *self._arguments]
-        self._process = process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        assert process.stdout is not None
+    async def _start(self) -> _Process:
+        self._process = process = await _Process.spawn(self._arguments)
         try:
             async with asyncio.timeout(START_PATIENCE):
-                ready = await process.stdout.readline() == b"ready\n"
+                ready = await process.reader.readline() == b"ready\n"
         except TimeoutError:
             ready = False
         if not ready:
@@ -120,6 +115,33 @@ class GrammarChecker:
     async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await process.end()
+
+
+@dataclass(frozen=True)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def spawn(cls, arguments: Sequence[str]) -> _Process:
+        """Popen, not asyncio's subprocess: uvloop forks, which holds up its loop for a tenth of a second."""
+        popen, ours = _start_process(arguments)
+        return cls(popen, *await asyncio.open_unix_connection(sock=ours))
+
+    async def end(self) -> None:
+        self.popen.kill()
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+        await asyncio.to_thread(self.popen.wait)
+
+
+def _start_process(arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    # -P: the working directory must not shadow installed packages.
+    command = [sys.executable, "-P", "-m", "heddle.core.text.check_grammars", *arguments]
+    with theirs:
+        fd = theirs.fileno()
+        return subprocess.Popen(command, stdin=fd, stdout=fd, stderr=subprocess.DEVNULL), ours

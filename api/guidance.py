@@ -92,6 +92,7 @@ class GuidanceService:
         if form is None:
             return UNGUIDED, {}
         with _blaming(form.field):
+            self._refuse_unguidable()
             grammar = WRITERS[form.kind](form.value)
         return Guidance(grammar, form.field), {Item("grammar", grammar): (form.field, form.field)}
 
@@ -113,10 +114,15 @@ class GuidanceService:
         with _blaming(field):
             grammar = toolset.grammar(answer)
             if grammar is not None:
+                self._refuse_unguidable()
                 if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
                     raise GrammarError(f"all schemas together have more than {MAX_GRAMMAR_BYTES} bytes")
                 items[Item("grammar", grammar)] = (field, field)
         return Guidance(grammar, field, toolset), items
+
+    def _refuse_unguidable(self) -> None:
+        if not self._tokenizer.joins_tokens:
+            raise GrammarError("the tokens of this model are not simply joined, so no grammar can guide them")
 
 
 @contextmanager

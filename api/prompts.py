@@ -152,6 +152,8 @@ class Prompts:
         tools: Sequence[Mapping[str, Any]] | None,
         bounded: bool,
     ) -> Prompt:
+        if tools:
+            self._tokenizer.refuse_unheard_tools()
         text = self._tokenizer.render_chat(
             messages,
             tools=tools or None,

@@ -7,9 +7,13 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from ..core.client import EngineClient
+from ..core.sequence_outputs import merged
 from .choices import Choice, Delta
 from .protocol.generation import Usage
 
+BACKLOG = 8
+"""Outputs of a choice that wait at a time before they are taken together: a server that had no time to send every
+token by itself does not make up for it either."""
 TURN_SECONDS = 0.005
 """What one step brought for many choices is gone through in turns with other requests' work."""
 
@@ -33,6 +37,8 @@ class Run:
             left = len(by_key)
             while left:
                 taken, began = await outputs.take(), time.monotonic()
+                if len(taken) > BACKLOG * left:
+                    taken = merged(taken)
                 for output in taken:
                     choice = by_key[output.key]
                     if choice.finished:

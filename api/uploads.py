@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import multipart  # type: ignore[import-untyped]
 
 from ..lora.inspect import CONFIG_FILE, OTHER_FILES, WEIGHTS_FILE, missing_weights
+from ..lora.quota import Quota, reached
 from .errors import ApiError, invalid
 from .workers import Pool
 
@@ -32,6 +34,20 @@ def boundary_of(content_type: str) -> str | None:
     if not options.get("boundary"):
         raise invalid("multipart/form-data without a boundary in Content-Type")
     return str(options["boundary"])
+
+
+@contextmanager
+def upload_limit(most: int, quota: Quota) -> Iterator[int]:
+    """The most bytes a file may have: `most`, or what the tenant's adapters may hold together and some more for the
+    file's header. Beyond that an upload is not read to its end. Raises StoreError `rate_limit_exceeded`.
+    """
+    room = most if quota.adapter_bytes is None else quota.adapter_bytes + OVERHEAD_BYTES
+    try:
+        yield min(room, most)
+    except ApiError as error:
+        if error.code != "body_too_large" or room >= most:
+            raise
+        raise reached("adapter_bytes", quota.adapter_bytes or 0, "this upload is larger") from error
 
 
 async def receive(

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from .messages import SequenceOutput
+
+
+def merged(outputs: Sequence[SequenceOutput]) -> list[SequenceOutput]:
+    """The same with one output a sequence, as if the engine had made a larger step; an error stays by itself."""
+    result: dict[tuple[int, bool], SequenceOutput] = {}
+    for output in outputs:
+        place = output.key, output.error is not None
+        before = result.get(place)
+        if before is None:
+            result[place] = output
+            continue
+        result[place] = SequenceOutput(
+            key=output.key,
+            token_ids=before.token_ids + output.token_ids,
+            logprobs=None if output.logprobs is None else (before.logprobs or []) + output.logprobs,
+            prompt_logprobs=before.prompt_logprobs,
+            cached_tokens=before.cached_tokens,
+            finish_reason=output.finish_reason,
+            stop_token_id=output.stop_token_id,
+        )
+    return list(result.values())
 
 
 class SequenceOutputs:

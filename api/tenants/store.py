@@ -173,11 +173,8 @@ class TenantStore:
         """Note when keys were last used, by their ids; nothing happens to those that are gone."""
 
         def mark(session: Session) -> None:
-            for key_id, moment in sorted(used.items()):
-                row = session.get(KeyRow, key_id, with_for_update=True)
-                if row is not None and (row.last_used_at is None or row.last_used_at < moment):
-                    row.last_used_at = moment
-            session.flush()
+            rows = [{"key": key_id, "moment": moment} for key_id, moment in sorted(used.items())]
+            session.connection().execute(_MARK_USED, rows)
 
         self._database.write(mark)
 
@@ -190,6 +187,15 @@ _KEYS = sa.select(
     *(getattr(KeyRow, name) for name in Key.__struct_fields__ if name != "tenant"),
     TenantRow.name.label("tenant"),
 ).join(TenantRow, KeyRow.tenant_id == TenantRow.id)
+
+_MARK_USED = (
+    sa.update(KeyRow)
+    .where(
+        KeyRow.id == sa.bindparam("key"),
+        sa.or_(KeyRow.last_used_at.is_(None), KeyRow.last_used_at < sa.bindparam("moment")),
+    )
+    .values(last_used_at=sa.bindparam("moment"))
+)
 
 
 def _revision(session: Session) -> int:

@@ -108,7 +108,7 @@ class Toolset:
 def toolset_of(body: ChatRequest, tokenizer: Tokenizer) -> Toolset | None:
     """None where the request has no tools, or wants none used: then the model does not hear of them.
 
-    Raises `invalid_request` that names the field.
+    Raises `invalid_request` that names the field, and `ChatTemplateError` where the template takes no tools.
     """
     tools, choice = body.tools or [], body.tool_choice or "auto"
     if not tools:
@@ -129,11 +129,9 @@ def toolset_of(body: ChatRequest, tokenizer: Tokenizer) -> Toolset | None:
         )
     if choice == "none":
         return None
-    template = tokenizer.chat_template
-    if template is None or not template.takes_tools:
-        raise invalid("tools: the model's chat template does not take tools", "tools")
-    many = body.parallel_tool_calls is not False
-    return Toolset(tools, choice, many, format_in(template.tool_source), tokenizer)
+    tokenizer.refuse_unheard_tools()
+    source = "" if tokenizer.chat_template is None else tokenizer.chat_template.tool_source
+    return Toolset(tools, choice, body.parallel_tool_calls is not False, format_in(source), tokenizer)
 
 
 def _check(tool: Tool, where: str) -> None:

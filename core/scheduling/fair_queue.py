@@ -21,10 +21,10 @@ INPUT_UNITS, OUTPUT_UNITS = 1.0, 2.0
 """Service in units of one prompt token computed, the paper's weights. Prompt tokens found in the cache cost
 nothing; a block of an adapter that is copied to the device costs what `RestoreCost` says it takes."""
 
-Entry = tuple[float, bool, int, int, Account]
-"""What tenants are ordered by: the counter; of equals first who has come back, then who has waited longer.
-An entry with another `version` than its account's is void; one with a lower counter stands for the account as
-it was, and is brought up to date when it comes to the top."""
+Entry = tuple[float, int, int, int, Account]
+"""What tenants are ordered by: the counter; of equals first who has come back, and before all who has nothing
+running; then who has waited longer. An entry with another `version` than its account's is void; one that is lower
+stands for the account as it was, and is brought up to date when it comes to the top."""
 
 
 class FairQueue:
@@ -107,16 +107,20 @@ class FairQueue:
 
 
 def _entry(account: Account) -> Entry:
-    return account.counter, not account.returned, account.joined, account.version, account
+    return account.counter, _rank(account), account.joined, account.version, account
+
+
+def _rank(account: Account) -> int:
+    return bool(account.running) if account.returned else 2
 
 
 def _first(heap: list[Entry]) -> Account | None:
     """The account that goes first; drops void entries and brings old ones up to date on the way."""
     while heap:
-        counter, stayed, _, version, account = heap[0]
+        counter, rank, _, version, account = heap[0]
         if version != account.version:
             heapq.heappop(heap)
-        elif counter < account.counter or stayed is account.returned:
+        elif counter < account.counter or rank < _rank(account):
             heapq.heapreplace(heap, _entry(account))
         else:
             return account

@@ -9,11 +9,11 @@ from .tenants import Account, Tenants
 
 
 class PromptTurns:
-    """A virtual counter of prompt rows for each tenant: the least goes first, each in turn takes what is left.
+    """The tenant that was given the least service goes first, and takes what is left; then the next.
 
-    So a long prompt leaves every other step to another tenant's, and does not hold it up. A tenant whose
-    prompts come again begins at the least of those under way (see `FairQueue`, where the idea is from). Within
-    a tenant by arrival, what runs before what waits.
+    What a prompt costs is charged to `FairQueue`'s counter when the sequence starts; here it counts row by row,
+    so a long prompt leaves every other step to another tenant's. A tenant that comes back begins at the least of
+    those that run. Within a tenant by arrival, what runs before what waits.
     """
 
     def __init__(self, tenants: Tenants) -> None:
@@ -24,18 +24,17 @@ class PromptTurns:
     def begin(self, due: Iterable[Sequence]) -> None:
         """A new step, in which these running sequences, by arrival, owe tokens of their prompts."""
         self._due = list(due)
-        if self._due:
-            self._floor = min(self._rows(self._tenants.account(sequence)) for sequence in self._due)
+        self._floor = min(map(self._served, self._tenants.busy), default=self._floor)
 
     def next(self, before: Sequence | None = None) -> Sequence | None:
         """Take the next; `before`: only one that goes before this waiting sequence."""
         if not self._due:
             return None
         accounts = [self._tenants.account(sequence) for sequence in self._due]
-        first = min(range(len(accounts)), key=lambda index: self._rows(accounts[index]))
+        first = min(range(len(accounts)), key=lambda index: self._served(accounts[index]))
         if before is not None:
             account = self._tenants.account(before)
-            if self._rows(accounts[first]) >= self._rows(account):
+            if self._served(accounts[first]) >= self._served(account):
                 if account not in accounts:
                     return None
                 first = accounts.index(account)
@@ -46,10 +45,10 @@ class PromptTurns:
         if sequence in self._due:
             self._due.remove(sequence)
 
-    def served(self, sequence: Sequence, rows: int) -> None:
-        """So many rows of it are in the step."""
+    def served(self, sequence: Sequence, units: float) -> None:
+        """So much is done for it in this step."""
         account = self._tenants.account(sequence)
-        account.prompt_rows = self._rows(account) + rows / account.weight
+        account.served = self._served(account) + units / account.weight
 
-    def _rows(self, account: Account) -> float:
-        return max(account.prompt_rows, self._floor)
+    def _served(self, account: Account) -> float:
+        return max(account.served, self._floor)

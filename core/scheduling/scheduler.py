@@ -16,7 +16,7 @@ from ..messages import EngineError, FinishReason, Generate, SequenceOutput
 from .acceptance import Acceptance
 from .admission import Admission
 from .block_pool import BlockPool
-from .fair_queue import OUTPUT_UNITS, FairQueue
+from .fair_queue import INPUT_UNITS, OUTPUT_UNITS, FairQueue
 from .making_way import MakingWay
 from .outcome import finish_reason, output_of
 from .plan import Sampled, StepPlan, StepResult
@@ -191,7 +191,7 @@ class Scheduler:
         """As many of the tokens it owes as the step has left."""
         rows = min(len(sequence) - sequence.num_computed, self._draft.left)
         self._draft.add(sequence, rows)
-        self._turns.served(sequence, rows)
+        self._turns.served(sequence, INPUT_UNITS * rows)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Take in what the step brought: the outputs of its sequences, and of those that ended outside a
@@ -295,6 +295,7 @@ class Scheduler:
     def _add_token(self, sequence: Sequence, sampled: Sampled) -> SequenceOutput:
         sequence.output_token_ids.append(sampled.token_id)
         self._queue.charge(sequence, OUTPUT_UNITS)
+        self._turns.served(sequence, OUTPUT_UNITS)
         self._counters["generated_tokens"] += 1
         reason = "stop" if sampled.completes else finish_reason(sequence, self._eos_token_ids)
         if reason is None:
@@ -391,9 +392,8 @@ class Scheduler:
         for sequence in waiting:
             assert sequence.status in (Status.WAITING, Status.PREEMPTED)
             assert not sequence.block_table
-            held = len(sequence.host_slots)
-            assert not held or sequence.status is Status.PREEMPTED
-            assert held == (self._acceptance.blocks(sequence.num_computed)), "computed tokens lie nowhere"
+            assert not sequence.host_slots or sequence.status is Status.PREEMPTED
+            assert len(sequence.host_slots) == self._acceptance.blocks(sequence.num_computed), "KV is lost"
         self._swapper.check_integrity(waiting)
         self.tenants.check_integrity(self._running, waiting)
         assert not any(sequence.host_slots for sequence in holders)

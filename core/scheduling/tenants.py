@@ -25,8 +25,8 @@ class Account:
     pool_share: float | None = None
     counter: float = 0.0
     """Its virtual counter: units of service so far over its weight. Never falls."""
-    prompt_rows: float = 0.0
-    """Rows of prompts computed for it so far over its weight (`PromptTurns`)."""
+    served: float = 0.0
+    """Units of service whose rows were computed, over its weight (`PromptTurns`)."""
     running: list[Sequence] = field(default_factory=list)
     """By arrival."""
     waiting: int = 0

@@ -39,7 +39,9 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 
 def main(argv: list[str]) -> None:
     folder, vocab_size, *ends = argv[1:]
-    compiler = GrammarCompiler(Tokenizer.load(Path(folder)), int(vocab_size), map(int, ends))
+    tokenizer = Tokenizer.load(Path(folder))
+    # Without one there is nothing to guide, and only schemas are asked about.
+    compiler = GrammarCompiler(tokenizer, int(vocab_size), map(int, ends)) if tokenizer.joins_tokens else None
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _limit(resource.RLIMIT_AS, size + MEMORY_BYTES)
     print("ready", flush=True)
@@ -51,10 +53,11 @@ def main(argv: list[str]) -> None:
         sys.stdout.buffer.flush()
 
 
-def _first_fault(compiler: GrammarCompiler, items: list[Item]) -> Verdict | None:
+def _first_fault(compiler: GrammarCompiler | None, items: list[Item]) -> Verdict | None:
     for index, item in enumerate(items):
         try:
             if item.kind == "grammar":
+                assert compiler is not None, "the server does not ask"
                 compiler.try_out(item.text)
             else:
                 check_schema(msgspec.json.decode(item.text))

@@ -38,7 +38,7 @@ JSON_OPTIONS = {
 }
 
 LIMITS = LLParserLimits(
-    step_lexer_fuel=50_000,  # a mask takes a few milliseconds at most; what people write needs a fifth of it
+    step_lexer_fuel=25_000,  # a mask takes 3 ms at most; what people write needs less than half of it
     max_lexer_states=10_000,  # 1 to 2 kB each, a sequence
     max_grammar_size=100_000,
     verbose_errors=False,
@@ -181,8 +181,8 @@ class _Vocabulary:
         self.eos_token_id = ends[0]
         self.bos_token_id = tokenizer.bos_token_id
         self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
-        special = {token for token in range(size) if tokenizer.is_special(token)}
-        self.special_token_ids = sorted(special.union(ends))
+        special = {token for token in range(size) if tokenizer.is_special(token)}.union(ends)
+        self.special_token_ids = sorted(special)
         ordinary = (token for token in range(size) if token not in special and self.tokens[token])
         self._ids = {self.tokens[token]: token for token in ordinary}
         self._longest = max(map(len, self._ids), default=0)

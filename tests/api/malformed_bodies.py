@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,6 +76,11 @@ def json_body(random: Random, adapter: Path) -> Malformed:
     return Malformed(f"json: {kind}", path, spoiler(random, content), headers)
 
 
+def _junk(random: Random) -> Any:
+    """A copy, as it may be changed further."""
+    return copy.deepcopy(random.choice(JUNK))
+
+
 def _spoil(random: Random, body: dict[str, Any]) -> None:
     """Another value in some place of `body`, or a field too many or too few."""
     key = random.choice(list(body) or ["x"])
@@ -82,13 +88,13 @@ def _spoil(random: Random, body: dict[str, Any]) -> None:
         case 0:
             body.pop(key, None)
         case 1:
-            body["".join(random.choices('abc\0😀é"\\', k=3))] = random.choice(JUNK)
+            body["".join(random.choices('abc\0😀é"\\', k=3))] = _junk(random)
         case 2 if isinstance(body.get(key), dict):
-            body[key][random.choice(["x", "weight", "type", "role"])] = random.choice(JUNK)
+            body[key][random.choice(["x", "weight", "type", "role"])] = _junk(random)
         case 3:
-            body[key] = [body.get(key), random.choice(JUNK)]
+            body[key] = [body.get(key), _junk(random)]
         case _:
-            body[key] = random.choice(JUNK)
+            body[key] = _junk(random)
 
 
 def _nested(random: Random, content: bytes) -> bytes:
@@ -126,7 +132,7 @@ def _number(random: Random, content: bytes) -> bytes:
 
 def _twice(random: Random, content: bytes) -> bytes:
     name = random.choice([b"prompt", b"messages", b"adapter", b"name", b"n", b"lora_name"])
-    value = json.dumps(random.choice(JUNK)).encode()
+    value = json.dumps(_junk(random)).encode()
     return content[:-1] + b', "' + name + b'": ' + value + b', "' + name + b'": "hi"}'
 
 
@@ -146,7 +152,7 @@ SPOILERS: dict[str, Callable[[Random, bytes], bytes]] = {
     "UTF-16": lambda random, content: content.decode().encode("utf-16"),
     "byte order mark": lambda random, content: b"\xef\xbb\xbf" + content,
     "trailing": lambda random, content: content + random.choice([b"x", b"{}", b"\0", content]),
-    "no object": lambda random, content: json.dumps(random.choice(JUNK)).encode(),
+    "no object": lambda random, content: json.dumps(_junk(random)).encode(),
     "random bytes": lambda random, content: random.randbytes(random.randrange(200)),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -66,3 +67,62 @@ def test_a_version_that_may_not_be_pinned_is_never_seen(own_server):
     del engine.pin
     again = own_server.register("x", "c", replace=True)
     assert (again.status_code, again.json()["version"], again.json()["pinned"]) == (201, 2, True)
+
+
+def test_after_the_answer_to_a_change_no_request_sees_what_was_before(own_server):
+    """Replacements, rollbacks and removals while others ask all the time, so that what names mean is remembered."""
+    over = threading.Event()
+    strange: list[httpx.Response] = []
+
+    def ask(reference: str) -> None:
+        with httpx.Client(base_url=own_server.url, timeout=20) as client:
+            while not over.is_set():
+                answer = client.post("/v1/completions", json={"prompt": "hi", "adapter": reference})
+                if answer.status_code not in (200, 404):
+                    strange.append(answer)
+
+    def meant(reference: str) -> str:
+        answer = own_server.complete(adapter=reference)
+        body = answer.json()
+        return body["adapter"] if answer.status_code == 200 else body["error"]["code"]
+
+    with ThreadPoolExecutor(3) as threads:
+        asking = [threads.submit(ask, reference) for reference in ("x", "x", "x@1")]
+        try:
+            for _ in range(8):
+                first = own_server.register("x", "a").json()["version"]
+                assert meant("x") == f"x@{first}"
+                second = own_server.register("x", "b", replace=True).json()["version"]
+                assert meant("x") == f"x@{second}"
+                assert own_server.client.patch("/adapters/x", json={"version": first}).status_code == 200
+                assert meant("x") == f"x@{first}"
+                assert own_server.client.delete(f"/adapters/x@{first}").status_code == 204
+                assert meant(f"x@{first}") == "model_not_found"
+                assert meant("x") == f"x@{second}"
+                assert own_server.client.delete("/adapters/x").status_code == 204
+                assert meant("x") == meant(f"x@{second}") == "model_not_found"
+        finally:
+            over.set()
+    assert all(one.exception() is None for one in asking)
+    assert [answer.text for answer in strange] == []
+    files = own_server.config.data_dir / "blobs"
+    own_server.wait_until(lambda: not list(files.rglob("*.safetensors")), 10)
+
+
+def test_a_name_that_means_what_it_meant_is_not_asked_for_again(own_server, monkeypatch):
+    store = own_server.state.services.adapters._store
+    asked: list[str] = []
+    resolve_at = store.resolve_at
+
+    def counting(ref: str, tenant: str) -> Any:
+        asked.append(ref)
+        return resolve_at(ref, tenant)
+
+    monkeypatch.setattr(store, "resolve_at", counting)
+    own_server.register("x", "a")
+    for _ in range(5):
+        assert own_server.complete(adapter="x").json()["adapter"] == "x@1"
+    assert asked == ["x"]
+    own_server.client.patch("/adapters/x", json={"description": "other words"})
+    assert own_server.complete(adapter="x").json()["adapter"] == "x@1"
+    assert asked == ["x", "x"], "any change may be one of its meaning"

@@ -7,7 +7,6 @@ import socket
 import threading
 
 import pytest
-from heddle.api import prompts
 
 
 def send(server, path: str, body: dict) -> socket.socket:
@@ -115,34 +114,3 @@ def test_a_request_beyond_the_timeout_ends(base, serve, tmp_path):
         assert server.complete(stream=True).status_code == 503
         server.wait_until(lambda: not server.engine.running)
         assert len(server.engine.aborted) == 3
-
-
-def test_the_event_loop_goes_on_while_a_prompt_is_tokenised(server, monkeypatch):
-    tokenizer = server.state.services.prompts._tokenizer
-    go, inside = threading.Event(), threading.Event()
-    encode = tokenizer.encode
-
-    def slow(text: str, add_special_tokens: bool = True) -> list[int]:
-        inside.set()
-        go.wait(10)
-        return encode(text, add_special_tokens)
-
-    monkeypatch.setattr(tokenizer, "encode", slow)
-    monkeypatch.setattr(prompts, "SHORT", 200)  # longer ones go to a thread
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(server.complete(prompt="a" * 240)))
-    thread.start()
-    assert inside.wait(10)
-    assert server.client.get("/health").status_code == 200
-    assert server.client.get("/adapters").status_code == 200
-    go.set()
-    thread.join(10)
-    assert answers[0].status_code == 200
-
-
-def test_a_text_of_megabytes_is_refused_without_being_tokenised(server, monkeypatch):
-    monkeypatch.setattr(server.state.services.prompts._tokenizer, "encode", None)
-    text = "ab " * 1_000_000
-    for answer in (server.complete(prompt=text), server.chat(messages=[{"role": "user", "content": text}])):
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
-        assert "tokens at the least, and the model's context is 256" in answer.json()["error"]["message"]

@@ -194,3 +194,19 @@ def test_input_and_output_weigh_as_in_the_paper() -> None:
     from heddle.core.scheduling import fair_queue
 
     assert (fair_queue.INPUT_UNITS, fair_queue.OUTPUT_UNITS) == (INPUT, OUTPUT) == (1.0, 2.0)
+
+
+def test_a_decoding_flood_does_not_let_its_next_prompts_before_a_quiet_one(engine: Any) -> None:
+    """What the flood generates counts as well: the quiet tenant's prompt, by far the larger of the two so far, goes
+    first in the step in which both have one."""
+    fake = engine(blocks=400, max_num_seqs=9, max_num_batched_tokens=40, prefix_caching=False)
+    for index in range(8):
+        fake.submit(tokens(4, index), tenant="loud", max_tokens=60, ignore_eos=True)
+    for index in range(3):
+        for _ in range(8):
+            fake.step()
+        fake.submit(tokens(32, index), tenant="loud", max_tokens=1)
+        quiet = fake.submit(tokens(32, index), tenant="quiet", max_tokens=1)
+        fake.step()
+        assert fake.received[quiet].ends == 1
+    fake.finish()

@@ -49,6 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "host_bytes": 6,
     },
     "no cache": {"blocks": 20, "block_size": 4, "prefix_caching": False, "max_num_batched_tokens": 16},
+    "first come, first served": {"blocks": 14, "block_size": 4, "max_num_batched_tokens": 9, "fair": False},
     "no cache, swapping": {"blocks": 12, "block_size": 4, "prefix_caching": False, "swap_slots": 200},
     "little swap space": {"blocks": 12, "block_size": 4, "max_num_batched_tokens": 16, "swap_slots": 5},
     "few host bytes": {"blocks": 20, "block_size": 4, "host_bytes": 3, "rows": 14, "patience": 3},

@@ -263,8 +263,9 @@ def test_a_request_larger_than_its_tenants_pool_share_is_served_all_the_same(eng
 # ------------------------------------------------------------------ the queue
 
 
-def test_a_tenants_limit_of_queued_requests_counts_what_has_not_started(engine: Any) -> None:
-    fake = engine(max_num_seqs=2)
+@pytest.mark.parametrize("fair", [True, False])
+def test_a_tenants_limit_of_queued_requests_counts_what_has_not_started(engine: Any, fair: bool) -> None:
+    fake = engine(max_num_seqs=2, fair=fair)
     fake.scheduler.tenants.set(TenantShare(name="t", queued_requests=3))
     flood(fake, 2, tenant="t")
     fake.step()

@@ -47,7 +47,7 @@ async def test_one_that_never_ends_is_given_up_and_the_next_is_checked(checker: 
     assert verdict is not None
     assert "longer than" in verdict.reason
     assert time.monotonic() - began < grammar_checker.PATIENCE + 2
-    assert before.returncode is not None, "it was killed"
+    assert before.popen.returncode is not None, "it was killed"
     assert await checker.check([BAD], "a") is not None
     assert await checker.check([GOOD], "a") is None
 
@@ -55,8 +55,8 @@ async def test_one_that_never_ends_is_given_up_and_the_next_is_checked(checker: 
 async def test_a_process_that_dies_costs_one_request_alone(checker: GrammarChecker) -> None:
     await checker.check([GOOD], "a")
     assert checker._process is not None
-    checker._process.kill()
-    await checker._process.wait()
+    checker._process.popen.kill()
+    checker._process.popen.wait()
     assert await checker.check([Item("grammar", Grammar.regex("[a-z]{4}"))], "a") is not None
     assert await checker.check([Item("grammar", Grammar.regex("[a-z]{4}"))], "a") is None
 

@@ -336,3 +336,12 @@ def test_calls_of_an_unknown_format_stay_text_and_cannot_be_forced(serve, tokeni
         assert choice["message"]["content"] == CALL
         assert "get_weather" in prompt_of(server, tokenizer)
         refusal(server.chat(tools=[WEATHER], tool_choice="required"), "tool_choice")
+
+
+def test_llamas_calls_cannot_be_told_from_other_json(serve):
+    with serve(LLAMA) as server:
+        message = refusal(
+            server.chat(tools=[WEATHER], response_format={"type": "json_object"}), "response_format"
+        )
+        assert "JSON without a mark" in message
+        assert server.chat(tools=[WEATHER], tool_choice="required").status_code == 200

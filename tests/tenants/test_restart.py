@@ -172,12 +172,15 @@ def test_a_kill_at_any_moment_loses_nothing_acknowledged_and_halves_nothing(star
 # ------------------------------------------------------------------ two servers
 
 
-@pytest.fixture
-def pair(serve_tenants, base, sources, tmp_path) -> Iterator[tuple[Any, Any]]:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def pair(request, serve_tenants, base, sources, tmp_path) -> Iterator[tuple[Any, Any]]:
     """Two servers with a data folder each, on one registry and one blob store."""
+    database = f"sqlite:///{tmp_path}/registry.sqlite"
+    if request.param == "postgresql":
+        database = request.getfixturevalue("postgres").new_database()
     settings = {
         "adapter_roots": (sources,),
-        "database": f"sqlite:///{tmp_path}/registry.sqlite",
+        "database": database,
         "blob_store": f"file://{tmp_path}/shared",
     }
     with (

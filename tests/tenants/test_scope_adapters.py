@@ -184,3 +184,22 @@ def test_a_shared_digest_says_nothing_of_who_else_uses_it(tenants, ref):
     assert b.post("/v1/completions", json={"prompt": "hi", "adapter": ref}).status_code == 200
     assert b.delete("/adapters/mine").status_code == 204
     assert not list(tenants.server.config.data_dir.rglob("*.safetensors"))
+
+
+def test_a_key_of_public_writes_publics_adapters_and_is_no_admins(tenants):
+    public, a = tenants.as_(tenants.key("public")["key"]), tenants.tenant("a")
+    register(a, "mine", "b")
+    assert register(public, "shared", "a")["tenant"] == "public"
+    assert [one["name"] for one in public.get("/adapters").json()["data"]] == ["shared"]
+    assert a.post("/v1/completions", json={"prompt": "hi", "model": "shared"}).status_code == 200
+    for path in (
+        "/metrics",
+        "/admin/memory",
+        "/tenants",
+        "/tenants/public",
+        "/tenants/public/keys",
+        "/tenants/a/adapters",
+    ):
+        assert public.get(path).status_code == 403, path
+    assert public.get("/tenants/public/usage").status_code == 200
+    assert public.delete("/adapters/shared").status_code == 204

@@ -6,6 +6,8 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -224,3 +226,38 @@ def test_how_many_tokens_a_text_has_at_least_is_never_more_than_it_has():
     assert Tokenizer(backend, {}, None).at_least("<gap>" + " " * 4000) == 0
     word = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     assert Tokenizer(word, {}, None).at_least("x" * 4000) == 0
+
+
+@pytest.mark.parametrize("work", ["encode", "decode"])
+def test_other_threads_run_while_a_long_text_is_worked_on(work, tmp_path: Path):
+    """A server tokenises in threads so that its event loop goes on; a call that keeps the interpreter would stop it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: index for index, character in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(backend, {}, None)
+    text = "some words of no great interest " * 50_000
+    ids = tokenizer.encode(text)
+    ticks: list[float] = []
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    time.sleep(0.05)
+    began = time.perf_counter()
+    if work == "encode":
+        tokenizer.encode(text)
+    else:
+        tokenizer.decode(ids * 4)
+    ended = time.perf_counter()
+    over.set()
+    ticking.join()
+    during = [began, *(at for at in ticks if began < at < ended), ended]
+    longest = max(after - before for before, after in itertools.pairwise(during))
+    assert longest < (ended - began) / 2
