@@ -28,6 +28,8 @@ logger = structlog.get_logger(__name__)
 
 FOLLOW_SECONDS = 0.25
 """How often the registry is asked whether anyone changed a tenant or key: within twice this, every server knows."""
+LATEST = datetime(9999, 1, 1, tzinfo=UTC)
+"""No key expires later: a database's client may see it in another time zone, and that day must exist as well."""
 FLUSH_SECONDS = 10.0
 """How often it is noted when keys were last used."""
 
@@ -151,15 +153,16 @@ class TenantService:
         snapshot = await self._workers.registry(self._store.snapshot)
         if snapshot.revision < self._revision:
             return
-        before = self.directory.tenants
+        before = {tenant.name: tenant for tenant in self.directory.tenants}
         self._revision = snapshot.revision
-        made_at = {tenant.name: tenant.created_at for tenant in snapshot.tenants}
-        for old in before:
-            if made_at.get(old.name) != old.created_at:  # gone; another one of that name is a stranger
-                self._drop(old.name)
         self.directory.replace(snapshot.tenants, snapshot.keys)
+        for old in before.values():
+            now = self.directory.tenant(old.name)
+            if now is None or now.created_at != old.created_at:  # another one of that name is a stranger
+                self._engine.forget_tenant(old.name)
         for tenant in snapshot.tenants:
-            self._put(tenant)
+            if before.get(tenant.name) != tenant:
+                self._put(tenant)
 
     def _drop(self, name: str) -> None:
         self.directory.drop_tenant(name)
@@ -210,6 +213,8 @@ def _later(moment: datetime) -> datetime:
         moment = moment.astimezone(UTC)
     except OverflowError as error:
         raise invalid("expires_at is out of range", "expires_at") from error
+    if moment >= LATEST:
+        raise invalid("expires_at is out of range", "expires_at")
     if moment <= datetime.now(UTC):
         raise invalid("expires_at lies in the past", "expires_at")
     return moment

@@ -54,6 +54,7 @@ class Tenants:
         self._told_apart = told_apart
         self._shares: dict[str, TenantShare] = {}
         self._accounts: dict[str, Account] = {}
+        self._leaving: set[str] = set()  # forgotten, with something left to do
         self._active: dict[str, Account] = {}
         self._busy: dict[str, Account] = {}
         self._weights: float | None = None  # of the active ones together; None: count again
@@ -66,6 +67,7 @@ class Tenants:
     def set(self, share: TenantShare) -> None:
         """From now on; what it has had so far stays as it was counted."""
         self._shares[share.name] = share
+        self._leaving.discard(share.name)
         if share.name in self._accounts:
             self._apply(self._accounts[share.name])
 
@@ -74,7 +76,9 @@ class Tenants:
         self._shares.pop(name, None)
         if name in self._accounts:
             self._apply(self._accounts[name])
-            if name not in self._active:
+            if name in self._active:
+                self._leaving.add(name)
+            else:
                 del self._accounts[name]
 
     def account(self, sequence: Sequence) -> Account:
@@ -199,6 +203,9 @@ class Tenants:
             return
         if account.name in self._active:
             del self._active[account.name]
+            if account.name in self._leaving:
+                self._leaving.discard(account.name)
+                del self._accounts[account.name]
         else:
             self._active[account.name] = account
         self._weights = None

@@ -76,7 +76,7 @@ class Process:
 
     def engine_pid(self) -> int:
         children = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split()
-        (pid,) = [int(child) for child in children]
+        (pid,) = [int(child) for child in children if "heddle.core.engine.process" in _command(child)]
         return pid
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
@@ -90,6 +90,10 @@ class Process:
             return self.client.get(path).status_code == 200
         except httpx.TransportError:
             return False
+
+
+def _command(pid: str) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def test_the_openai_client_sees_stops_models_and_errors(client, world):
 
 
 def test_a_version_made_current_again_finds_its_cache_warm(server, world):
-    prompt = PROMPT * 3
+    prompt = f"Begun like no other: {PROMPT}, {PROMPT}"
     expected = {name: text_of(reference(world, name, [*prompt.encode()], 6)[0]) for name in ("one", "five")}
 
     def complete() -> tuple[str, int, str]:

@@ -305,7 +305,6 @@ def test_what_a_tenant_has_goes_on_when_it_is_forgotten(engine: Any) -> None:
     fake.finish()
     for key in keys:
         fake.check_answer(fake.received[key])
-    fake.scheduler.tenants.forget("t")
     assert not fake.scheduler.tenants._accounts
 
 

@@ -8,7 +8,7 @@ import pytest
 from heddle.api.tools.formats import FORMATS, Hermes, Llama, Mistral, ToolFormat, format_in
 from heddle.api.tools.json_scanner import ValueScanner
 from heddle.api.tools.parser import ToolParser, parse
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from .conftest import HERMES, LLAMA, MISTRAL, NO_TOOLS, UNKNOWN
@@ -167,6 +167,7 @@ def test_a_guided_call_that_is_cut_short_keeps_what_there_was():
     assert read(answer[:20], Hermes(), 3, sure=True) == (answer[:20], [])
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(FORMATS),
     st.lists(
@@ -199,6 +200,7 @@ def test_a_stream_and_a_whole_answer_agree(format, parts, many, size):
     assert read(answer, format, size, many) == read(answer, format, None, many)
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.recursive(st.text() | st.integers(), lambda inner: st.dictionaries(st.text(), inner) | st.lists(inner))
 )

@@ -149,6 +149,7 @@ def test_keys_are_shown_once(tenants):
         ({"expires_at": "2001-01-01T00:00:00Z"}, "expires_at"),
         ({"expires_at": "0001-01-01T00:00:00+14:00"}, "expires_at"),
         ({"expires_at": "9999-12-31T23:59:59-14:00"}, "expires_at"),
+        ({"expires_at": "9999-12-31T23:59:59Z"}, "expires_at"),
         ({"expires_at": "2999-01-01T00:00:00"}, "expires_at"),
         ({"expires_at": "2999-01-01"}, "expires_at"),
         ({"expires_at": "soon"}, "expires_at"),
