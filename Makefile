@@ -7,12 +7,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JUDGES := .judges
 JUDGES_STAMP := $(JUDGES)/.installed
+CLIENTS := .clients
+CLIENTS_STAMP := $(CLIENTS)/.installed
 # mypy follows neither the package map nor an editable install, so it reads the package through a link.
 TYPED := __init__.py api core quant lora kernels adapters bench
 export MYPYPATH := .types
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench quality judges lock clean
+.PHONY: help setup demo test check format bench quality judges clients lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -27,7 +29,7 @@ setup: $(STAMP)  ## make .venv with everything in it
 demo: $(STAMP)  ## serve the demo base with its adapters (PORT=8000, ARGS="further flags")
 	@exec $(BIN)/heddle demo --port $(PORT) $(ARGS)
 
-test: $(STAMP)  ## run the whole test suite
+test: $(STAMP)  ## run the whole test suite (ARGS=--long: fuzzing for half an hour too)
 	$(BIN)/pytest $(ARGS)
 
 check: $(STAMP)  ## lint, types, layering
@@ -62,6 +64,15 @@ judges: $(STAMP) $(JUDGES_STAMP)  ## compare with AutoGPTQ, AutoAWQ and bitsandb
 	$(JUDGES)/bin/python tests/judges/make_golden.py tests/quant/golden
 	$(BIN)/python tests/judges/check_written.py --judges $(JUDGES)/bin/python $(ARGS)
 
+$(CLIENTS_STAMP): pyproject.toml
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --group clients
+	@touch $@
+
+clients: $(STAMP) $(CLIENTS_STAMP)  ## run the openai client, litellm and lm-eval against the demo base
+	$(BIN)/pytest tests/clients $(ARGS)
+
 lock:  ## write constraints.txt from a fresh environment with the newest versions
 	$(PYTHON) -m venv .lock
 	.lock/bin/python -m pip install --quiet -e ".[dev]"
@@ -70,4 +81,4 @@ lock:  ## write constraints.txt from a fresh environment with the newest version
 	rm -rf .lock
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) $(JUDGES) .types .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build dist
+	rm -rf $(VENV) $(JUDGES) $(CLIENTS) .types .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build dist

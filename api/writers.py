@@ -126,7 +126,7 @@ class ChatWriter:
         elif not delta.text and not delta.entries and not delta.calls and not choice.finished:
             return None
         if delta.calls:
-            content.tool_calls = [_call_delta(piece) for piece in delta.calls]
+            content.tool_calls = _call_deltas(delta.calls)
         logprobs = for_chat(delta.entries, self.tokenizer) if self.heading.with_logprobs else None
         piece = ChatChunkChoice(choice.index, content, logprobs, choice.finish_reason, choice.stop_reason)
         return self._chunk([piece], self.heading.chunk_usage(usage))
@@ -171,8 +171,13 @@ class ChatWriter:
         )
 
 
-def _call_delta(piece: CallPiece) -> ToolCallDelta:
-    if piece.begins is None:
-        return ToolCallDelta(piece.index, FunctionCallDelta(arguments=piece.arguments))
-    function = FunctionCallDelta(piece.begins.name, piece.arguments)
-    return ToolCallDelta(piece.index, function, piece.begins.id, "function")
+def _call_deltas(pieces: Sequence[CallPiece]) -> list[ToolCallDelta]:
+    """One entry a call: clients take a chunk's list for calls, not for pieces."""
+    deltas: dict[int, ToolCallDelta] = {}
+    for piece in pieces:
+        if piece.begins is not None:
+            function = FunctionCallDelta(piece.begins.name, "")
+            deltas[piece.index] = ToolCallDelta(piece.index, function, piece.begins.id, "function")
+        delta = deltas.setdefault(piece.index, ToolCallDelta(piece.index, FunctionCallDelta(arguments="")))
+        delta.function.arguments = (delta.function.arguments or "") + piece.arguments
+    return list(deltas.values())

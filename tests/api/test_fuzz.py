@@ -155,7 +155,7 @@ def test_malformed_bodies_get_a_refusal_each_and_cost_no_memory(world, tmp_path,
     count = 10_000 if long else BODIES_SENT
     answers = {name: text_of(reference(world, name, [*PROMPT.encode()], 12)[0]) for name in (None, "sixteen")}
     settings = {
-        "engine": {"model": str(world["base"])},
+        "engine": {"model": str(world["base"]), "max_model_len": 64},
         "adapter_roots": [world["adapters"]],
         "data_dir": tmp_path,
     }
@@ -164,7 +164,7 @@ def test_malformed_bodies_get_a_refusal_each_and_cost_no_memory(world, tmp_path,
             process.client.post("/adapters", json={"name": name, "source": name}).raise_for_status()
         kinds: dict[str, int] = {}
         statuses: dict[int, int] = {}
-        slowest = 0.0
+        slowest = (0.0, "")
         for number in range(count):
             if number == count // 5:
                 before = resident(process)
@@ -172,7 +172,7 @@ def test_malformed_bodies_get_a_refusal_each_and_cost_no_memory(world, tmp_path,
             began = time.monotonic()
             headers = {name: value.encode("latin-1") for name, value in sent.headers.items()}
             answer = process.client.post(sent.path, content=sent.content, headers=headers)  # type: ignore[arg-type]
-            slowest = max(slowest, time.monotonic() - began)
+            slowest = max(slowest, (time.monotonic() - began, f"number {number}, {sent.kind}"))
             try:
                 check(answer)
             except Exception as error:
@@ -180,10 +180,10 @@ def test_malformed_bodies_get_a_refusal_each_and_cost_no_memory(world, tmp_path,
             kinds[sent.kind] = kinds.get(sent.kind, 0) + 1
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
         after = resident(process)
-        print(f"{count} bodies of {len(kinds)} kinds: {statuses}, slowest {slowest:.2f} s")
+        print(f"{count} bodies of {len(kinds)} kinds: {statuses}, slowest {slowest}")
         print(f"resident before and after: {[n / MIB for n in before]}, {[n / MIB for n in after]} MiB")
         assert statuses[400] > count / 2
-        assert slowest < 10
+        assert slowest < (10, "")
         assert after[0] - before[0] < 16 * MIB
         assert after[1] - before[1] < 16 * MIB
         for name, text in answers.items():

@@ -107,6 +107,9 @@ def test_a_stream_has_name_and_id_first_and_then_arguments(server, tokenizer, bu
         assert "".join(choice["delta"].get("content") or "" for choice in mine) == "Look:"
         assert [choice["finish_reason"] for choice in mine if choice["finish_reason"]] == ["tool_calls"]
         calls: dict[int, dict[str, Any]] = {}
+        for choice in mine:
+            told = [delta["index"] for delta in choice["delta"].get("tool_calls", [])]
+            assert len(set(told)) == len(told), "a chunk has one entry a call"
         for delta in (delta for choice in mine for delta in choice["delta"].get("tool_calls", [])):
             if delta["index"] not in calls:
                 assert delta["index"] == len(calls)
@@ -232,6 +235,7 @@ def test_strict_functions_are_guided_when_the_model_calls_by_itself(server):
 
 def test_guided_arguments_are_streamed_as_they_come(server, tokenizer):
     say(server, tokenizer, CALL)
+    server.engine.delay = 0.005
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER], "tool_choice": "required"}
     events = server.events("/v1/chat/completions", body)
     pieces = [d for e in events for d in e["choices"][0]["delta"].get("tool_calls", [])]
