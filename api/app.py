@@ -6,11 +6,11 @@ from litestar import Litestar
 from litestar.datastructures import State
 from litestar.types import ASGIApp, ControllerRouterHandler
 
-from .error_answers import handle
-from .front import Front
+from .http.error_answers import handle
+from .http.front import Front
+from .http.shortcut import Shortcut
 from .routes import adapters, chat, completions, health, lora, models, openapi, tenants, tokenize
 from .routes.options import options
-from .shortcut import Shortcut
 from .state import ServerState
 
 HANDLERS: list[ControllerRouterHandler] = [

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from ..core.config import EngineConfig
-from .auth import PUBLIC, is_loopback
+from .tenants.auth import PUBLIC, is_loopback
 
 MIB = 2**20
 

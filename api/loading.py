@@ -15,16 +15,16 @@ from ..core.model.config import ModelConfig, ModelError
 from ..core.text.tokenizer import Tokenizer, TokenizerError
 from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
 from ..lora.store import AdapterStore
-from .accounts import Accounts
-from .adapters import AdapterService
+from .adapters.service import AdapterService
 from .config import ServerConfig
 from .errors import ApiError
-from .generation import Generation
-from .grammar_checker import GrammarChecker
-from .guidance import GuidanceService
+from .generation.grammar_checker import GrammarChecker
+from .generation.guidance import GuidanceService
+from .generation.prompts import Prompts
+from .generation.service import Generation
 from .metrics import Metrics
-from .prompts import Prompts
 from .state import Services
+from .tenants.accounts import Accounts
 from .tenants.limits import Limiter
 from .tenants.service import TenantService
 from .tenants.store import TenantStore

@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from ..core.logs import configure
-from .calls import Call
+from .http.calls import Call
 
 __all__ = ["configure", "log_call"]
 

@@ -23,7 +23,7 @@ from ..core.messages import Progress, Ready
 from . import logs, loop_lag
 from .app import create_app
 from .config import ServerConfig
-from .http_protocol import HttpProtocol
+from .http.protocol import HttpProtocol
 from .loading import START_ERRORS, load
 from .state import Phase, ServerState
 from .tracing import from_environment

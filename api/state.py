@@ -9,15 +9,15 @@ from typing import cast
 
 from ..core.client import EngineClient
 from . import logs
-from .adapters import AdapterService
-from .auth import Authenticator
-from .calls import Call
+from .adapters.service import AdapterService
 from .config import ServerConfig
-from .connection import AnyRequest
 from .errors import ApiError
-from .generation import Generation
+from .generation.prompts import Prompts
+from .generation.service import Generation
+from .http.calls import Call
+from .http.connection import AnyRequest
 from .metrics import Metrics
-from .prompts import Prompts
+from .tenants.auth import Authenticator
 from .tenants.service import TenantService
 from .tenants.usage import UsageService
 from .tracing import Tracing

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from .calls import Call, Generated
+from .http.calls import Call, Generated
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

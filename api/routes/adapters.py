@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from litestar import Response, delete, get, patch, post
 
-from ..connection import AnyRequest, body_chunks, read_json, read_optional_json
 from ..errors import invalid
-from ..openapi import documented
+from ..http.connection import AnyRequest, body_chunks, read_json, read_optional_json
+from ..http.openapi import documented
+from ..http.uploads import OVERHEAD_BYTES, boundary_of, receive, upload_limit
 from ..protocol.adapters import (
     Adapter,
     AdapterCreate,
@@ -17,7 +18,6 @@ from ..protocol.adapters import (
     from_parts,
 )
 from ..state import server_of, services_of
-from ..uploads import OVERHEAD_BYTES, boundary_of, receive, upload_limit
 from .answer import answer
 
 

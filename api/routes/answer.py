@@ -8,8 +8,8 @@ import msgspec
 from litestar import Response
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from ..connection import AnyRequest, until, while_connected
-from ..sse import Events, begin
+from ..http.connection import AnyRequest, until, while_connected
+from ..http.sse import Events, begin
 
 GENERATION_ERRORS = (
     "adapter_invalid",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from litestar import post
 from litestar.types import ASGIApp
 
-from ..connection import AnyRequest, read_json
-from ..openapi import documented
+from ..http.connection import AnyRequest, read_json
+from ..http.openapi import documented
 from ..protocol.completions import CompletionRequest, CompletionResponse
 from ..state import server_of, services_of
 from .answer import GENERATION_ERRORS, respond

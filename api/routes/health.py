@@ -7,10 +7,10 @@ from litestar import HttpMethod, Response, get, route
 
 from ... import __version__
 from ...core.memory import MemoryReport
-from ..connection import AnyRequest
 from ..errors import ApiError
+from ..http.connection import AnyRequest
+from ..http.openapi import Text, documented
 from ..metrics import CONTENT_TYPE
-from ..openapi import Text, documented
 from ..state import Phase, server_of, services_of
 from .answer import answer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from litestar import Response, post
 
-from ..connection import AnyRequest, read_json
-from ..openapi import Text, documented
+from ..http.connection import AnyRequest, read_json
+from ..http.openapi import Text, documented
 from ..protocol.adapters import AdapterCreate, LoadLora, UnloadLora
 from ..state import server_of, services_of
 

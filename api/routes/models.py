@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from litestar import Response, get
 
-from ..connection import AnyRequest
 from ..errors import ApiError
-from ..openapi import documented
+from ..http.connection import AnyRequest
+from ..http.openapi import documented
 from ..protocol.models import Model, ModelList
 from ..state import server_of, services_of
 from .answer import answer

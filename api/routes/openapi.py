@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 from litestar import Response, get
 
-from ..connection import AnyRequest
-from ..openapi import AnyObject, documented
-from ..openapi_document import document
+from ..http.connection import AnyRequest
+from ..http.openapi import AnyObject, documented
+from ..http.openapi_document import document
 from ..state import server_of
 
 

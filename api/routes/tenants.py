@@ -5,8 +5,8 @@ from __future__ import annotations
 from litestar import Response, Router, delete, get, patch, post
 from litestar.types import ControllerRouterHandler
 
-from ..connection import AnyRequest, read_json, read_optional_json
-from ..openapi import documented
+from ..http.connection import AnyRequest, read_json, read_optional_json
+from ..http.openapi import documented
 from ..protocol.tenants import KeyCreate, KeyList, NewKey, TenantCreate, TenantList, TenantPatch
 from ..state import server_of, services_of
 from ..tenants.records import Tenant

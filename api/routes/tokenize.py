@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from litestar import Response, get, post
 
-from ..connection import AnyRequest, read_json
-from ..openapi import documented
+from ..http.connection import AnyRequest, read_json
+from ..http.openapi import documented
 from ..protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ...core.client import EngineClient
 from ...core.messages import TenantShare
 from ...lora.errors import StoreError
-from ..adapters import AdapterService
+from ..adapters.service import AdapterService
 from ..errors import ApiError, invalid
 from ..protocol.tenants import KeyCreate, KeyView, NewKey, TenantCreate, TenantPatch, patched, shown
 from ..workers import Workers

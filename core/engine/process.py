@@ -75,7 +75,7 @@ def _start(config: EngineConfig, connection: socket.socket, inbox: Inbox) -> Eng
         connection.sendall(frame([Progress(what, done, total)]))
 
     try:
-        from .engine import Engine  # torch comes in here, after the threads are set
+        from .engine import Engine
 
         return Engine(config, progress, wake=lambda: inbox.put(None))
     except EngineStartError as error:

@@ -258,7 +258,7 @@ def test_best_of_gives_the_likeliest_and_bills_for_all(server):
     assert all(choice["logprobs"] is None for choice in body["choices"])
     assert body["usage"]["completion_tokens"] == 18
     assert [command.params.logprobs for command in server.engine.commands] == [0, 0, 0]
-    from heddle.api.generation import _best
+    from heddle.api.generation.service import _best
     from heddle.core.sampling_params import SamplingParams
 
     class Ranked:

@@ -6,10 +6,10 @@ import re
 
 import psutil
 import pytest
-from heddle.api.auth import Authenticator, is_loopback
 from heddle.api.config import ServerConfig
 from heddle.api.errors import STATUS, ApiError
 from heddle.api.state import Phase
+from heddle.api.tenants.auth import Authenticator, is_loopback
 from heddle.core.config import EngineConfig
 
 CALLS = [

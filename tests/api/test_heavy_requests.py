@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from heddle.api import connection, prompts
+from heddle.api.generation import prompts
+from heddle.api.http import connection
 
 
 def test_the_event_loop_goes_on_while_a_prompt_is_tokenised(server, monkeypatch):

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from heddle.api import holds as holds_module
-from heddle.api.holds import Holds
-from heddle.api.revisions import Revisions
+from heddle.api.adapters import holds as holds_module
+from heddle.api.adapters.holds import Holds
+from heddle.api.adapters.revisions import Revisions
 from heddle.api.workers import Pool
 
 

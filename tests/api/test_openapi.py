@@ -13,7 +13,7 @@ import pytest
 from heddle.api.app import routed
 from heddle.api.config import ServerConfig
 from heddle.api.errors import STATUS
-from heddle.api.openapi_document import document
+from heddle.api.http.openapi_document import document
 from heddle.api.protocol.completions import CompletionRequest
 from heddle.api.state import ServerState
 from heddle.core.config import EngineConfig

@@ -103,7 +103,7 @@ def test_other_calls_make_no_spans(server, exporter):
 
 def test_spans_reach_the_endpoint_of_the_environment(monkeypatch):
     """By OTLP over HTTP, at the latest when tracing is closed."""
-    from heddle.api.calls import Call, Generated
+    from heddle.api.http.calls import Call, Generated
 
     received: list[tuple[str, bytes]] = []
 

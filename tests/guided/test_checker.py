@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from heddle.api import grammar_checker
-from heddle.api.grammar_checker import GrammarChecker
+from heddle.api.generation import grammar_checker
+from heddle.api.generation.grammar_checker import GrammarChecker
 from heddle.core.text.check_grammars import Item
 from heddle.core.text.grammar import Grammar
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heddle.api import grammar_checker
-from heddle.api.grammar_checker import GrammarChecker
+from heddle.api.generation import grammar_checker
+from heddle.api.generation.grammar_checker import GrammarChecker
 from heddle.core.text.check_grammars import Item
 from heddle.core.text.grammar import MAX_SOURCE_BYTES, Grammar, GrammarError
 

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from heddle.api.auth import Authenticator
 from heddle.api.errors import ApiError
 from heddle.api.state import Phase
 from heddle.api.tenants import directory as directory_module
+from heddle.api.tenants.auth import Authenticator
 from heddle.api.tenants.directory import Directory
 from heddle.api.tenants.keys import is_key, new_key, prefix_of, without_keys
 from heddle.api.tenants.records import Key, Tenant

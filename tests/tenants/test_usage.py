@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from heddle.api import adapters as adapter_service
+from heddle.api.adapters import service as adapter_service
 from heddle.core.messages import EngineError
 
 from ..api.forked_server import ForkedServer, Forks

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from . import calls
-from .choices import Choice
-from .metrics import Metrics
-from .run import Run
-from .selection import Selection
-from .tenants.limits import Admission, Limiter
-from .tenants.usage import UsageService
+from ..generation.choices import Choice
+from ..generation.run import Run
+from ..generation.selection import Selection
+from ..http import calls
+from ..metrics import Metrics
+from .limits import Admission, Limiter
+from .usage import UsageService
 
 
 class Accounts:

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from ..core.text.chat_template import ChatTemplateError
-from ..core.text.tokenizer import Tokenizer
-from .errors import ApiError, invalid
-from .protocol.tokenize import (
+from ...core.text.chat_template import ChatTemplateError
+from ...core.text.tokenizer import Tokenizer
+from ..errors import ApiError, invalid
+from ..protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
     TokenizerInfo,
 )
-from .workers import Workers
+from ..workers import Workers
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """OpenAI's. A template that has its own opinion about roles is heard first."""

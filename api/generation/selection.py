@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from msgspec import UnsetType
 
-from ..core.messages import AdapterUse
-from ..lora.errors import StoreError
-from ..lora.records import AdapterRecord
-from .adapters import AdapterService
-from .auth import Caller
-from .errors import ApiError, invalid
-from .protocol.generation import WeightedAdapter
+from ...core.messages import AdapterUse
+from ...lora.errors import StoreError
+from ...lora.records import AdapterRecord
+from ..adapters.service import AdapterService
+from ..errors import ApiError, invalid
+from ..protocol.generation import WeightedAdapter
+from ..tenants.auth import Caller
 
 MAX_ADAPTERS = 32
 """Of one request."""

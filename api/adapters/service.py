@@ -20,22 +20,22 @@ from weakref import WeakValueDictionary
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from ..core.client import EngineClient
-from ..lora import sources
-from ..lora.base import BaseModel
-from ..lora.errors import AdapterInvalid, StoreError
-from ..lora.layout import AdapterLayout
-from ..lora.quota import Quota
-from ..lora.records import AdapterRecord, Registration
-from ..lora.store import UNLIMITED, AdapterStore
-from .auth import PUBLIC, Caller
-from .config import ServerConfig
+from ...core.client import EngineClient
+from ...lora import sources
+from ...lora.base import BaseModel
+from ...lora.errors import AdapterInvalid, StoreError
+from ...lora.layout import AdapterLayout
+from ...lora.quota import Quota
+from ...lora.records import AdapterRecord, Registration
+from ...lora.store import UNLIMITED, AdapterStore
+from ..config import ServerConfig
+from ..errors import ApiError
+from ..protocol.adapters import Adapter, AdapterCreate, AdapterPatch
+from ..tenants.auth import PUBLIC, Caller
+from ..workers import Pool, Workers
 from .engine_adapters import EngineAdapters
-from .errors import ApiError
 from .holds import Holds
-from .protocol.adapters import Adapter, AdapterCreate, AdapterPatch
 from .receipts import receipt
-from .workers import Pool, Workers
 
 logger = structlog.get_logger(__name__)
 

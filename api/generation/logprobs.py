@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.messages import TokenLogprobs
-from ..core.text.tokenizer import Tokenizer
-from .protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
-from .protocol.completions import CompletionLogprobs
+from ...core.messages import TokenLogprobs
+from ...core.text.tokenizer import Tokenizer
+from ..protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from ..protocol.completions import CompletionLogprobs
 
 FLOOR = -9999.0
 """Stands for what is smaller, minus infinity included: JSON has no word for it."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from ..lora.store import AdapterStore
-from .workers import Pool
+from ...lora.store import AdapterStore
+from ..workers import Pool
 
 
 class Revisions:

@@ -9,16 +9,16 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ..core.text.tokenizer import Tokenizer
+from ...core.text.tokenizer import Tokenizer
+from ..protocol import chat, completions
+from ..protocol.chat import ChatChunk, ChatChunkChoice, ChatResponse
+from ..protocol.completions import CompletionChoice, CompletionResponse
+from ..protocol.generation import Usage
+from ..protocol.tools import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
+from ..tools.parser import CallPiece
 from .choices import Choice, Delta
 from .logprobs import Entry, for_chat, for_completion, prompt_offsets
-from .protocol import chat, completions
-from .protocol.chat import ChatChunk, ChatChunkChoice, ChatResponse
-from .protocol.completions import CompletionChoice, CompletionResponse
-from .protocol.generation import Usage
-from .protocol.tools import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
 from .selection import Selection
-from .tools.parser import CallPiece
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
-from ..core.errors import EngineFailure
-from ..core.sampling_params import ParamError
-from ..core.text.chat_template import ChatTemplateError
-from ..lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
+from ...core.errors import EngineFailure
+from ...core.sampling_params import ParamError
+from ...core.text.chat_template import ChatTemplateError
+from ...lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
+from ..errors import STATUS, ApiError, ClientGone, envelope, headers, invalid
 from . import calls
-from .errors import STATUS, ApiError, ClientGone, envelope, headers, invalid
 
 logger = structlog.get_logger(__name__)
 

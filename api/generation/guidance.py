@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.sampling_params import MAX_GRAMMAR_BYTES
-from ..core.text.check_grammars import Item
-from ..core.text.grammar import Grammar, GrammarError, schema_text
-from ..core.text.tokenizer import Tokenizer
-from .errors import invalid
+from ...core.sampling_params import MAX_GRAMMAR_BYTES
+from ...core.text.check_grammars import Item
+from ...core.text.grammar import Grammar, GrammarError, schema_text
+from ...core.text.tokenizer import Tokenizer
+from ..errors import invalid
+from ..protocol.chat import ChatRequest
+from ..protocol.generation import GenerationBody
+from ..protocol.guided import Form, Kind
+from ..tools.parser import ToolParser
+from ..tools.toolset import Toolset, toolset_of
+from ..workers import Workers
 from .grammar_checker import GrammarChecker
-from .protocol.chat import ChatRequest
-from .protocol.generation import GenerationBody
-from .protocol.guided import Form, Kind
-from .tools.parser import ToolParser
-from .tools.toolset import Toolset, toolset_of
-from .workers import Workers
 
 Items = dict[Item, tuple[str, str]]
 """What is to be checked; what to call it in an error, and the field to blame."""

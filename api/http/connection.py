@@ -11,7 +11,7 @@ import msgspec
 from litestar import Request
 from litestar.types import HTTPReceiveMessage, Receive
 
-from .errors import ApiError, ClientGone, invalid, wrong_value
+from ..errors import ApiError, ClientGone, invalid, wrong_value
 
 T = TypeVar("T")
 

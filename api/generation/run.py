@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from ..core.client import EngineClient
-from ..core.sequence_outputs import merged
+from ...core.client import EngineClient
+from ...core.sequence_outputs import merged
+from ..protocol.generation import Usage
 from .choices import Choice, Delta
-from .protocol.generation import Usage
 
 BACKLOG = 8
 """Outputs of a choice that wait at a time before they are taken together: a server that had no time to send every

@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from ..core.text.check_grammars import Item, Verdict
-from .errors import ApiError
+from ...core.text.check_grammars import Item, Verdict
+from ..errors import ApiError
 
 logger = structlog.get_logger(__name__)
 

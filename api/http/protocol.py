@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .errors import envelope, invalid
+from ..errors import envelope, invalid
 
 
 class HttpProtocol(HttpToolsProtocol):

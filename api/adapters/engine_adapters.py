@@ -13,16 +13,16 @@ from typing import Literal
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from ..core.client import EngineClient
-from ..core.errors import EngineFailure
-from ..core.messages import AdapterState
-from ..lora.adapter_entry import short
-from ..lora.errors import AdapterCorrupt, StoreError
-from ..lora.records import AdapterRecord
-from ..lora.store import AdapterStore
-from .errors import ApiError
+from ...core.client import EngineClient
+from ...core.errors import EngineFailure
+from ...core.messages import AdapterState
+from ...lora.adapter_entry import short
+from ...lora.errors import AdapterCorrupt, StoreError
+from ...lora.records import AdapterRecord
+from ...lora.store import AdapterStore
+from ..errors import ApiError
+from ..workers import Workers
 from .holds import Holds
-from .workers import Workers
 
 logger = structlog.get_logger(__name__)
 

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from .errors import ApiError
-from .tenants.directory import Directory
-from .tenants.keys import is_key
-from .tenants.records import PUBLIC
+from ..errors import ApiError
+from .directory import Directory
+from .keys import is_key
+from .records import PUBLIC
 
 __all__ = ["PUBLIC", "Authenticator", "Caller"]
 

@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 import multipart  # type: ignore[import-untyped]
 
-from ..lora.inspect import CONFIG_FILE, OTHER_FILES, WEIGHTS_FILE, missing_weights
-from ..lora.quota import Quota, reached
-from .errors import ApiError, invalid
-from .workers import Pool
+from ...lora.inspect import CONFIG_FILE, OTHER_FILES, WEIGHTS_FILE, missing_weights
+from ...lora.quota import Quota, reached
+from ..errors import ApiError, invalid
+from ..workers import Pool
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE, *OTHER_FILES)
 """File names that are taken. The first two make an adapter; of others the receipt says what becomes."""

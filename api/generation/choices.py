@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..core.errors import EngineFailure
-from ..core.messages import Generate, SequenceOutput, TokenLogprobs
-from ..core.text.detokenizer import Detokenizer
-from ..core.text.tokenizer import Tokenizer
-from .errors import ApiError
+from ...core.errors import EngineFailure
+from ...core.messages import Generate, SequenceOutput, TokenLogprobs
+from ...core.text.detokenizer import Detokenizer
+from ...core.text.tokenizer import Tokenizer
+from ..errors import ApiError
+from ..protocol.generation import FinishReason
+from ..tools.parser import Call, CallPiece, ToolParser
 from .guidance import UNGUIDED, Guidance
 from .logprobs import Entry
 from .prompts import Prompt
-from .protocol.generation import FinishReason
-from .tools.parser import Call, CallPiece, ToolParser
 
 
 class Delta(NamedTuple):

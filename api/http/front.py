@@ -12,14 +12,14 @@ from typing import cast
 import structlog
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from ..lora.errors import StoreError
+from ...lora.errors import StoreError
+from ..errors import ApiError, envelope, headers
+from ..state import Phase, ServerState
+from ..tenants.auth import Caller, check_allowed, tenant_in
+from ..tenants.keys import without_keys
 from . import calls
-from .auth import Caller, check_allowed, tenant_in
 from .calls import Call
 from .error_answers import as_api_error
-from .errors import ApiError, envelope, headers
-from .state import Phase, ServerState
-from .tenants.keys import without_keys
 
 OPEN = frozenset({"/health", "/ready"})
 """Answered to anyone at any time; they name nothing of anyone's."""

@@ -12,24 +12,24 @@ from contextlib import aclosing
 import msgspec
 from msgspec import UNSET
 
-from ..core.client import EngineClient
-from ..core.errors import EngineFailure
-from ..core.messages import Generate
-from ..core.sampling_params import SamplingParams, sequence_seed
-from ..core.text.tokenizer import Tokenizer
-from . import calls
-from .accounts import Accounts
-from .adapters import AdapterService
-from .auth import Caller
+from ...core.client import EngineClient
+from ...core.errors import EngineFailure
+from ...core.messages import Generate
+from ...core.sampling_params import SamplingParams, sequence_seed
+from ...core.text.tokenizer import Tokenizer
+from ..adapters.engine_adapters import named
+from ..adapters.service import AdapterService
+from ..errors import ApiError, invalid
+from ..http import calls
+from ..http.error_answers import as_api_error
+from ..protocol.chat import ChatRequest
+from ..protocol.completions import CompletionRequest
+from ..protocol.generation import GenerationBody, StreamOptions
+from ..tenants.accounts import Accounts
+from ..tenants.auth import Caller
 from .choices import Choice
-from .engine_adapters import named
-from .error_answers import as_api_error
-from .errors import ApiError, invalid
 from .guidance import Guidance, GuidanceService
 from .prompts import Prompt, Prompts
-from .protocol.chat import ChatRequest
-from .protocol.completions import CompletionRequest
-from .protocol.generation import GenerationBody, StreamOptions
 from .run import Run
 from .selection import Selection, selected
 from .writers import ChatWriter, CompletionWriter, Heading, Writer

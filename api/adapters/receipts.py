@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..core.messages import AdapterState
-from ..lora.records import AdapterRecord
+from ...core.messages import AdapterState
+from ...lora.records import AdapterRecord
+from ..protocol.adapters import Adapter, Matched, Status
 from .engine_adapters import named
-from .protocol.adapters import Adapter, Matched, Status
 
 
 def receipt(

@@ -6,11 +6,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 
-from ..lora.blobs import Kept
-from ..lora.records import AdapterRecord, Removal
-from ..lora.store import AdapterStore
+from ...lora.blobs import Kept
+from ...lora.records import AdapterRecord, Removal
+from ...lora.store import AdapterStore
+from ..workers import Pool
 from .revisions import Revisions
-from .workers import Pool
 
 MOST_NAMES = 65_536
 """Names whose meaning is remembered; a name with a version or digest counts by itself."""

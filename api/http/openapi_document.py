@@ -13,11 +13,11 @@ from litestar import Litestar
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
-from .. import __version__
-from .errors import RETRY_AFTER, STATUS, ErrorEnvelope
+from ... import __version__
+from ..errors import RETRY_AFTER, STATUS, ErrorEnvelope
+from ..protocol.generation import GenerationBody
 from .front import OPEN
 from .openapi import KEY, Answer, AnyObject, Operation, Text
-from .protocol.generation import GenerationBody
 
 REF = "#/components/schemas/{name}"
 EVERY_CALL = ("invalid_api_key", "permission_denied", "overloaded", "shutting_down", "internal_error")

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from litestar.types import Receive, Scope, Send
 
+from ..errors import ClientGone, envelope
 from .connection import until, while_connected
 from .error_answers import as_api_error
-from .errors import ClientGone, envelope
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -1,0 +1,1 @@
+"""What lies behind `/adapters`: registry, files and engine brought together."""

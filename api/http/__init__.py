@@ -1,0 +1,1 @@
+"""HTTP itself: who gets through the front door, bodies read within limits, streams, errors, the OpenAPI document."""
