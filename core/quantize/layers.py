@@ -19,10 +19,6 @@ QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 UNCLIPPED = ("q_proj", "k_proj")
 """Their errors meet in a product, where they cannot be told apart group by group."""
 
-SEARCHED = 16
-"""Samples that AWQ's twenty trials of attention and MLP are run on, evenly taken out of all: their time is most of
-the whole, and the best of twenty scales is the same on them."""
-
 Run = Callable[[list[torch.Tensor]], torch.Tensor]
 """A module's output with other weights."""
 
@@ -116,26 +112,24 @@ def _forward(layer: FloatLayer, math: LayerMath, hidden: torch.Tensor) -> tuple[
 def _scale(
     layer: FloatLayer, math: LayerMath, inputs: _Inputs, group_size: int, norm_dtypes: Sequence[torch.dtype]
 ) -> None:
-    """Find scales for all four inputs on the weights as they are, then change weights, norms and `inputs`."""
+    """Find scales for all four inputs on the weights as they are, then change weights, norms and `inputs`.
+
+    On all samples: on half of them, in half the time, at least three of the demo base's 30 layers get other scales for q, k
+    and v, by which q and k lose up to 9 % more.
+    """
     weights = layer.weights
 
     def search(modules: tuple[str, ...], x: torch.Tensor, run: Run) -> torch.Tensor:
         own = [weights[module] for module in modules]
         return awq.search_scale(own, x.flatten(0, 1), run, group_size=_size(own[0], group_size))
 
-    step = -(-len(inputs.qkv) // SEARCHED)
-
     def attention(candidates: list[torch.Tensor]) -> torch.Tensor:
         own = dict(zip(QKV, candidates))
-        return over_samples(
-            lambda x: layer.linear("o_proj", math.attention(layer, x, own)), inputs.qkv[::step]
-        )
+        return over_samples(lambda x: layer.linear("o_proj", math.attention(layer, x, own)), inputs.qkv)
 
     def mlp(candidates: list[torch.Tensor]) -> torch.Tensor:
         own = dict(zip(GATE_UP, candidates))
-        return over_samples(
-            lambda x: layer.linear("down_proj", math.gated(layer, x, own)), inputs.gate_up[::step]
-        )
+        return over_samples(lambda x: layer.linear("down_proj", math.gated(layer, x, own)), inputs.gate_up)
 
     qkv = search(QKV, inputs.qkv, attention)
     gate_up = search(GATE_UP, inputs.gate_up, mlp)
