@@ -114,8 +114,8 @@ def _scale(
 ) -> None:
     """Find scales for all four inputs on the weights as they are, then change weights, norms and `inputs`.
 
-    On all samples: on half of them, in half the time, at least three of the demo base's 30 layers get other scales for q, k
-    and v, by which q and k lose up to 9 % more.
+    On all samples: on half of them, in half the time, at least three of the demo base's 30 layers get other scales
+    for q, k and v, by which q and k lose up to 9 % more.
     """
     weights = layer.weights
 
