@@ -30,6 +30,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[tuple[str, str], ...] = ()
     """(name, source) of adapters registered at the start; a source may be any local folder, or `hf:org/name`.
     """
+    shipped_adapters: tuple[tuple[str, str], ...] = ()
+    """As `adapters`, where their name has no version for this base yet: what users made of a name stays."""
     tenant: str = PUBLIC
     """Whose they are."""
     adapter_roots: tuple[Path, ...] = (Path("adapters"),)

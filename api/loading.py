@@ -78,8 +78,8 @@ async def load(
     await adapters.start()
     metrics.watch_engine(engine)
     prompts = Prompts(tokenizer, model.vocab_size, ready.max_model_len, workers)
-    usage, limiter = UsageService(store, workers), Limiter(tenants.directory.limits)
-    adapters.quota_of = limiter.quota
+    usage, directory = UsageService(store, workers), tenants.directory
+    adapters.quota_of = lambda caller: directory.of_caller(caller).limits.quota
     checker = GrammarChecker(folder, model.vocab_size, model.eos_token_ids)
     stack.push_async_callback(checker.close)
     generation = Generation(
@@ -87,7 +87,7 @@ async def load(
         prompts=prompts,
         engine=engine,
         adapters=adapters,
-        accounts=Accounts(limiter, usage, metrics),
+        accounts=Accounts(directory, Limiter(), usage, metrics),
         guidance=GuidanceService(tokenizer, checker, workers),
         base_name=config.base_name,
         vocab_size=model.vocab_size,

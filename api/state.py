@@ -58,7 +58,7 @@ class ServerState:
     """Calls that are being answered."""
 
     def __post_init__(self) -> None:
-        self.authenticator = Authenticator(self.config.admin_key)
+        self.authenticator = Authenticator(self.config.admin_key, anyone=self.config.allow_anonymous)
         self._idle = asyncio.Event()
         self._idle.set()
 

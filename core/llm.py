@@ -21,7 +21,7 @@ from ..lora.inspect import AdapterSpec, inspect
 from . import byte_size, checkpoint
 from .config import EngineConfig
 from .engine.engine import Engine
-from .errors import EngineFailure
+from .errors import failure_of
 from .messages import (
     Abort,
     AdapterUse,
@@ -151,7 +151,8 @@ class LLM:
         """Complete one prompt or many (texts or token ids), all in one batch; one `RequestOutput` a prompt.
 
         `sampling_params` and `adapter`: one for all prompts, or a list with one each. Raises `EngineFailure`
-        with the HTTP interface's code where a prompt is refused, ValueError for wrong arguments.
+        with the HTTP interface's code where a prompt is refused (a ValueError too, unless trying again may help), and
+        ValueError for wrong arguments.
         """
         several = _as_list_of_prompts(prompts)
         requests = [
@@ -215,7 +216,7 @@ class LLM:
 
         def take(output: SequenceOutput) -> bool:
             if output.error is not None:
-                raise EngineFailure(output.error)
+                raise failure_of(output.error)
             return False
 
         with self._engine.capture_logits(captured):

@@ -53,6 +53,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     params: SamplingParams
     adapters: list[AdapterUse] = []
     tenant: str = "public"
+    """Whose it is: what one tenant has cached no other finds. A name that is given to another tenant later must come
+    with something that tells the two apart."""
     on_cold: Literal["wait", "reject"] = "wait"
     shorten: bool = False
     """`params.max_tokens` is a default that nobody asked for: where there is less room, the room is taken."""
@@ -114,6 +116,7 @@ class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
     """What one tenant may have of the engine, beside the others."""
 
     name: str
+    """As in `Generate.tenant`."""
     weight: float = 1.0
     """Tenants that wait are served in proportion to their weights."""
     pool_share: float | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .errors import EngineFailure
+from .errors import failure_of
 from .messages import FinishReason, Generate, SequenceOutput, TokenLogprobs
 from .text.detokenizer import Detokenizer
 from .text.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ class SequenceCollector:
         Raises `EngineFailure` where the sequence ended with an error.
         """
         if output.error is not None:
-            raise EngineFailure(output.error)
+            raise failure_of(output.error)
         finished = output.finish_reason is not None
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or []

@@ -15,8 +15,8 @@ SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling settings of one request, OpenAI's and vLLM's names and meanings.
 
-    `validate` refuses what is out of bounds; constructing never does, so that a decoder can build the value
-    first and name the wrong field afterwards.
+    A number out of bounds is refused when it is made: `ParamError` names its field. `validate` goes through the rest,
+    which may be long and may need the vocabulary.
     """
 
     n: int = 1
@@ -48,8 +48,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer must obey, as `Grammar` writes it. The answer ends where it is complete and nothing can
     follow; where something can, end tokens are allowed. `max_tokens` and stop strings may cut it short."""
 
-    def validate(self, vocab_size: int | None = None) -> None:
-        """Raise `ParamError` naming the first field that is out of bounds."""
+    def __post_init__(self) -> None:
         finite = {
             "temperature": (self.temperature, 0.0, 2.0),
             "top_p": (self.top_p, 0.0, 1.0),
@@ -83,6 +82,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _bounded(name, count, 0, MAX_LOGPROBS)
+
+    def validate(self, vocab_size: int | None = None) -> None:
+        """Raise `ParamError` naming the first field with an entry that is out of bounds."""
         if len(self.stop) > MAX_STOP_STRINGS:
             raise ParamError("stop", f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}")
         if any(not text for text in self.stop):

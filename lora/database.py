@@ -3,6 +3,8 @@ it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import time
 import uuid
@@ -44,7 +46,8 @@ class Database:
             self._sqlite = parsed.get_backend_name() == "sqlite"
             file = Path(parsed.database).absolute() if self._sqlite and parsed.database else None
             if file is not None:
-                durable.make_folder(file.parent)
+                durable.make_folder(file.parent, mode=0o700)
+                _make_private(file)
             options = {"connect_args": {"timeout": BUSY_SECONDS}} if self._sqlite else {"pool_pre_ping": True}
             self._engine = sa.create_engine(parsed, **options)
             if self._sqlite:
@@ -125,6 +128,13 @@ class Database:
                     session.add(InstallationRow(id=uuid.uuid4().hex))
                     session.add(TenantRow(name="public", created_at=datetime.now(UTC)))
                 session.commit()
+
+
+def _make_private(file: Path) -> None:
+    """Hashes of keys lie in it: whoever else has an account on this machine has no business there. SQLite gives the
+    files it puts beside a database the database's own mode. One that is there already keeps its mode."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _with_driver(url: sa.URL) -> sa.URL:

@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 
-def make_folder(folder: Path) -> None:
-    """Like mkdir -p, with every name fsynced into its parent.
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Like mkdir -p, with every name fsynced into its parent. `mode`: of the last one, if it is made here.
 
     The last one also where it was there already: whoever made it may have died before that.
     """
     if not folder.is_dir():
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode, exist_ok=True)
     with contextlib.suppress(PermissionError):  # a parent we may not read: the name in it is not ours
         sync_folder(folder.parent)
 

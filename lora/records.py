@@ -56,6 +56,8 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int
     created_at: datetime
     last_used_at: datetime | None
+    tenant_since: datetime | None = None
+    """When its tenant was made, which tells that from earlier ones of the name. None in the answer of a dry run."""
 
     @property
     def reference(self) -> str:

@@ -88,6 +88,7 @@ class Row:
             generated_tokens=usage.generated_tokens if usage else 0,
             created_at=version.created_at,
             last_used_at=usage.last_used_at if usage else None,
+            tenant_since=self.tenant.created_at,
         )
 
 

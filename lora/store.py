@@ -73,7 +73,7 @@ class AdapterStore(AdapterCatalog):
         interrupted registrations are cleared. Raises StoreError invalid_request if either cannot be used.
         """
         data_dir = data_dir.resolve()
-        durable.make_folder(data_dir)
+        durable.make_folder(data_dir, mode=0o700)
         opened = Database(database or sa.URL.create("sqlite", database=str(data_dir / "registry.sqlite")))
         blobs = open_blobs(blob_store, data_dir, opened.installation())
         store = cls(

@@ -43,15 +43,17 @@ class OfVersion(NamedTuple):
 
 
 class OfTenant(NamedTuple):
-    """The account of a tenant, whatever it used."""
+    """The account of a tenant, whatever it used: of the one that was made at `since`, and no other of its name."""
 
     tenant: str
+    since: datetime
 
 
 class OfAdapter(NamedTuple):
     """The account of a tenant's use of one adapter, own or public; of the base alone where both are empty."""
 
     tenant: str
+    since: datetime
     owner: str
     adapter: str
 
@@ -59,11 +61,12 @@ class OfAdapter(NamedTuple):
 Account = OfVersion | OfTenant | OfAdapter
 
 
-def accounts(tenant: str, records: Iterable[AdapterRecord]) -> set[Account]:
-    """Where a request of `tenant` on these adapters (none: on the base alone) is counted, once each."""
-    found: set[Account] = {OfTenant(tenant)}
+def accounts(tenant: str, since: datetime, records: Iterable[AdapterRecord]) -> set[Account]:
+    """Where a request of the `tenant` that was made at `since` on these adapters (none: on the base alone) is counted,
+    once each."""
+    found: set[Account] = {OfTenant(tenant, since)}
     for record in records:
-        found.add(OfAdapter(tenant, record.tenant, record.name))
+        found.add(OfAdapter(tenant, since, record.tenant, record.name))
         if record.version_id is not None:
             found.add(OfVersion(record.version_id))
-    return found if len(found) > 1 else found | {OfAdapter(tenant, "", "")}
+    return found if len(found) > 1 else found | {OfAdapter(tenant, since, "", "")}

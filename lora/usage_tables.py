@@ -6,6 +6,7 @@ Functions take the session of a running transaction; `store` puts them together.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -42,22 +43,17 @@ class TenantUsage(msgspec.Struct, frozen=True, kw_only=True):
 def add(session: Session, pending: Mapping[Account, Usage]) -> None:
     """Add to the counters. What was counted for a version or a tenant that is gone is dropped, also where a
     tenant of that name was made again since."""
-    tenants = _tenants(session, {a.tenant for a in pending if not isinstance(a, OfVersion)})
-
-    def tenant_id(name: str, usage: Usage) -> int | None:
-        row = tenants.get(name)
-        return None if row is None or usage.last_used_at < row.created_at else row.id
-
+    ids = _ids(session, {a.tenant for a in pending if not isinstance(a, OfVersion)})
     for account, usage in sorted(pending.items(), key=lambda item: (type(item[0]).__name__, item[0])):
         match account:
             case OfVersion(version_id):
                 exists = sa.select(VersionRow.id).where(VersionRow.id == version_id)
                 _add(session, UsageRow, {"version_id": version_id}, exists, usage)
-            case OfTenant(tenant):
-                if (owner_id := tenant_id(tenant, usage)) is not None:
+            case OfTenant(tenant, since):
+                if (owner_id := ids.get((tenant, since))) is not None:
                     _add(session, TenantUsageRow, {"tenant_id": owner_id}, None, usage)
-            case OfAdapter(tenant, owner, adapter):
-                if (owner_id := tenant_id(tenant, usage)) is not None:
+            case OfAdapter(tenant, since, owner, adapter):
+                if (owner_id := ids.get((tenant, since))) is not None:
                     keys = {"tenant_id": owner_id, "owner": owner, "adapter": adapter}
                     _add(session, TenantAdapterUsageRow, keys, None, usage)
 
@@ -88,9 +84,10 @@ def _add(
         session.execute(sa.insert(table).values(**keys, **counts, last_used_at=usage.last_used_at))
 
 
-def _tenants(session: Session, names: set[str]) -> dict[str, TenantRow]:
+def _ids(session: Session, names: set[str]) -> dict[tuple[str, datetime], int]:
+    """By name and when it was made. Not ids throughout: SQLite gives a removed row's id again."""
     rows = session.scalars(sa.select(TenantRow).where(TenantRow.name.in_(sorted(names))))
-    return {row.name: row for row in rows}
+    return {(row.name, row.created_at): row.id for row in rows}
 
 
 def of_tenant(session: Session, tenant: str) -> TenantUsage:

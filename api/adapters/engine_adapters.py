@@ -130,6 +130,13 @@ class EngineAdapters:
                         await self._engine.pin(before, True)
                     raise
 
+    async def pinned_by_others(self, record: AdapterRecord) -> bool:
+        """Whether a name of another tenant pins the weights of `record`, as the registry says it, or is about to, as
+        the engine's pin says that no name accounts for."""
+        pins = await self._workers.registry(self._store.pinned)
+        tenants = {pin.tenant for pin in pins if pin.digest == record.digest}
+        return tenants - {record.tenant} != set() or (self.state(record.digest).pinned and not tenants)
+
     async def sync_pins(self) -> None:
         """Make the engine's pins those of the registry: a digest is pinned while any name pins it."""
         async with self._pinning:

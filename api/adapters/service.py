@@ -66,8 +66,9 @@ class AdapterService:
         self._changing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._scratch = config.data_dir / "uploads"
         self._scratch_lock: int | None = None
-        self.quota_of: Callable[[str], Quota] = lambda _tenant: UNLIMITED
-        """How much a tenant may register. What the operator registers at the start is not held to it."""
+        self.quota_of: Callable[[Caller], Quota] = lambda _caller: UNLIMITED
+        """How much a caller may register; raises `tenant_not_found` for one whose tenant is gone. What the operator
+        registers at the start is not held to it."""
 
     # ---------------------------------------------------------------- life
 
@@ -89,6 +90,10 @@ class AdapterService:
             self._in_background(self._loaded.preload(record))
         for name, source in self._config.adapters:
             await self._register_at_start(name, source)
+        for name, source in self._config.shipped_adapters:
+            current = await self._current(name, self._config.tenant)
+            if current is None or current.status != "ready":
+                await self._register_at_start(name, source)
         self._in_background(self._flush_usage())
         self._in_background(self._loaded.follow())
 
@@ -104,11 +109,12 @@ class AdapterService:
     async def _register_at_start(self, name: str, source: str) -> None:
         """For the operator: any local folder, and other weights make a new version of the name."""
         create = AdapterCreate(name=name, source=source, replace=True)
+        operator = Caller(self._config.tenant, is_admin=True)
         try:
             if sources.is_hub(source):
-                await self.create_from_source(create, Caller(self._config.tenant, is_admin=True))
+                await self.create_from_source(create, operator)
             else:
-                await self._create(create, Path(source), self._config.tenant, source)
+                await self._create(create, Path(source), operator, source)
         except AdapterInvalid as error:
             raise AdapterInvalid(f"--adapter {name}={source}: {error}") from error
         except StoreError as error:
@@ -146,8 +152,8 @@ class AdapterService:
         """Register what lies at `create.source`. Returns the receipt, and whether a version was made."""
         if create.source is None:
             raise ApiError("invalid_request", "source is missing", "source")
-        tenant = caller.tenant
-        await self._workers.registry(self._store.check_room, create.name, tenant, self.quota_of(tenant))
+        quota = self.quota_of(caller)
+        await self._workers.registry(self._store.check_room, create.name, caller.tenant, quota)
         async with self.scratch() as folder:
             await self._workers.files(
                 sources.fetch,
@@ -156,7 +162,7 @@ class AdapterService:
                 folder,
                 max_bytes=self._config.max_adapter_bytes,
             )
-            return await self._create(create, folder, caller.tenant, create.source, dry_run)
+            return await self._create(create, folder, caller, create.source, dry_run)
 
     async def create_from_upload(
         self, create: AdapterCreate, folder: Path, caller: Caller, dry_run: bool = False
@@ -164,23 +170,23 @@ class AdapterService:
         """Register the uploaded files in `folder`."""
         if create.source is not None:
             raise ApiError("invalid_request", "an upload has no source", "source")
-        return await self._create(create, folder, caller.tenant, None, dry_run)
+        return await self._create(create, folder, caller, None, dry_run)
 
     async def _create(
-        self, create: AdapterCreate, folder: Path, tenant: str, source: str | None, dry_run: bool = False
+        self, create: AdapterCreate, folder: Path, caller: Caller, source: str | None, dry_run: bool = False
     ) -> tuple[Adapter, bool]:
         given: dict[str, Any] = {
             "name": create.name,
-            "tenant": tenant,
+            "tenant": caller.tenant,
             "replace": bool(create.replace),
             "description": create.description,
             "source": source,
-            "quota": self.quota_of(tenant),
+            "quota": self.quota_of(caller),
         }
         if dry_run:
             planned = await self._workers.files(self._store.register, folder, dry_run=True, **given)
             return self._view(planned.record, self._planned_blocks(planned)), False
-        async with self._changes_of(tenant, create.name):
+        async with self._changes_of(caller.tenant, create.name):
             registration = await self._register(folder, create.pinned, given)
         record = registration.record
         self._holds.returned(record.digest)
@@ -297,8 +303,8 @@ class AdapterService:
 
     async def evict(self, ref: str, to: Literal["host", "disk"], caller: Caller) -> Adapter:
         record = await self._get(ref, caller)
-        if self._holds.count(record.digest):
-            raise ApiError("adapter_in_use", f"adapter {record.reference} is in use by a request")
+        if self._holds.count(record.digest) or await self._loaded.pinned_by_others(record):
+            raise ApiError("adapter_in_use", f"adapter {record.reference} is in use, and stays where it is")
         await self._loaded.evict(record, to)
         return self._view(record)
 

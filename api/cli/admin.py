@@ -14,6 +14,7 @@ import msgspec
 import rich_click as click
 
 from .failure import REFUSED, USAGE, fail
+from .values import ServerUrl
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 """What an adapter's folder is uploaded as."""
@@ -62,7 +63,7 @@ class Server(msgspec.Struct, frozen=True):
             with httpx.Client(base_url=self.url, headers=headers, timeout=timeout) as client:
                 response = client.request(method, path, **request)
         except httpx.InvalidURL as error:
-            fail(f"--url {self.url}: {error}", REFUSED)
+            fail(f"--url {self.url}: {error}", USAGE)
         except httpx.TransportError as error:
             fail(f"no answer from {self.url}: {error}", REFUSED)
         if response.is_success:
@@ -122,7 +123,7 @@ def command_of(
     def decorate(run: Callable[..., None]) -> click.Command:
         @wraps(run)
         def with_server(url: str, key: str | None, tenant: str | None = None, **arguments: Any) -> None:
-            run(server=Server(url.rstrip("/"), key, tenant), **arguments)
+            run(server=Server(url, key, tenant), **arguments)
 
         return group.command(run.__name__.rstrip("_"))(_connection_options(with_server, in_tenant))
 
@@ -137,6 +138,7 @@ def _connection_options(command: Command, in_tenant: bool) -> Command:
     options = [
         click.option(
             "--url",
+            type=ServerUrl(),
             envvar="HEDDLE_URL",
             default="http://127.0.0.1:8000",
             show_default=True,

@@ -13,7 +13,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from .failure import REFUSED, USAGE, fail, note
-from .values import FiniteRange
+from .values import FiniteRange, ServerUrl
 
 if TYPE_CHECKING:
     from ..load_generator.client import Target
@@ -67,7 +67,7 @@ def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 
 
 @click.command()
-@click.argument("url")
+@click.argument("url", type=ServerUrl())
 @click.option("--model", help="The model's name in requests. [default: what the server lists first]")
 @click.option(
     "--adapters",
@@ -140,7 +140,9 @@ def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     help="A goal for the goodput: ttft:MS, tpot:MS, e2e:MS; repeatable.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals, adapters and prompts.")
-@click.option("--key", envvar="HEDDLE_API_KEY", show_envvar=True, help="The API key.")
+@click.option(
+    "--key", envvar=["HEDDLE_API_KEY", "HEDDLE_ADMIN_KEY"], show_envvar=True, help="The server's API key."
+)
 @click.option(
     "--json",
     "json_file",
@@ -211,8 +213,6 @@ async def _bench(url: str, options: dict[str, Any]) -> int:
 async def _target(url: str, options: dict[str, Any]) -> Target:
     from ..load_generator.client import Refused, Target, first_model
 
-    if "://" not in url:
-        url = f"http://{url}"
     target = Target(
         url=url,
         model=options["model"],
@@ -224,6 +224,9 @@ async def _target(url: str, options: dict[str, Any]) -> Target:
     try:
         model = await first_model(target)
     except Refused as refused:
+        if refused.status == 401:
+            what = "the server refused this key" if target.key else "the server wants a key: give --key"
+            fail(f"{url}: {what}: {refused} ({refused.code})", REFUSED)
         fail(f"{url}: {refused} ({refused.code}); is it an OpenAI-style server? --model names one", REFUSED)
     from msgspec.structs import replace
 

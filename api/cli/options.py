@@ -259,7 +259,7 @@ def server_config(
 ) -> ServerConfig:
     """The flags as settings; what cannot be served ends the command with status 2 and the reason.
 
-    `adapters` are registered too, unless a flag gives their name to something else.
+    `adapters` are shipped with the base: registered too, unless a flag or a user gave their name to something else.
     """
     flags = dict(flags)
     if flags.pop("tensor_parallel_size") > 1:
@@ -268,7 +268,9 @@ def server_config(
         if flags.pop(flag):
             note(f"--{flag.replace('_', '-')} is not needed: {reason}")
     flags["quantization"] = quantization_name(flags["quantization"])
-    flags["adapters"] = tuple((adapters | named_adapters(flags["adapters"])).items())
+    named = named_adapters(flags["adapters"])
+    flags["adapters"] = tuple(named.items())
+    flags["shipped_adapters"] = tuple((name, path) for name, path in adapters.items() if name not in named)
     flags["adapter_roots"] = flags["adapter_roots"] or default_roots
     if flags["data_dir"] is None:
         del flags["data_dir"]

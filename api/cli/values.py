@@ -1,10 +1,11 @@
-"""Kinds of values that flags take: sizes in bytes, finite numbers, and adapters as NAME=PATH."""
+"""Kinds of values that flags take: sizes in bytes, finite numbers, servers' addresses, and adapters as NAME=PATH."""
 
 from __future__ import annotations
 
 import json
 import math
 from typing import Any
+from urllib.parse import urlsplit
 
 import rich_click as click
 
@@ -33,6 +34,27 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
+
+
+class ServerUrl(click.ParamType):
+    """A server's address: http://HOST[:PORT][/PATH], https too; HOST:PORT alone is http. No slash is left at its
+    end."""
+
+    name = "url"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value).rstrip("/")
+        whole = "://" in text
+        url = text if whole else f"http://{text}"
+        try:
+            parts = urlsplit(url)
+            known = parts.scheme in ("http", "https") and (whole or parts.port is not None)
+            host = parts.hostname if known and (parts.port is None or parts.port > 0) else None
+        except ValueError:  # a port that is no number, a bracket that is not closed
+            host = None
+        if not host or any(character.isspace() for character in url):
+            self.fail(f"{value!r} is not a server's address: give http://HOST:PORT", param, ctx)
+        return url
 
 
 class NamedPath(click.ParamType):

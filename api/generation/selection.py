@@ -15,6 +15,7 @@ from ..adapters.service import AdapterService
 from ..errors import ApiError, invalid
 from ..protocol.generation import WeightedAdapter
 from ..tenants.auth import Caller
+from ..tenants.records import key_of
 
 MAX_ADAPTERS = 32
 """Of one request."""
@@ -70,6 +71,8 @@ async def selected(
                 raise
             raise ApiError("model_not_found", f"there is no model or adapter {ref!r}", param) from error
         held.append(record)
+        if record.tenant == caller.tenant and not _is_own(record, caller):
+            raise ApiError("model_not_found", f"there is no model or adapter {ref!r}", param)
         return record
 
     try:
@@ -90,6 +93,12 @@ async def selected(
     finally:
         for record in held:
             service.release(record)
+
+
+def _is_own(record: AdapterRecord, caller: Caller) -> bool:
+    """False where the caller's tenant was removed and another one made under its name."""
+    since = record.tenant_since
+    return caller.key is None or since is None or caller.key == key_of(record.tenant, since)
 
 
 def _entries(adapter: str | list[WeightedAdapter] | None) -> list[WeightedAdapter]:

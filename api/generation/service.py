@@ -112,11 +112,12 @@ class Generation:
     ) -> Bodies:
         self._check_lists(body)
         options = body.stream_options or StreamOptions()
-        params = self._limited(body.sampling_params(self._vocab_size), body, caller)
+        tenant = self._accounts.tenant(caller)
+        params = _limited(body.sampling_params(self._vocab_size), body, tenant.limits.max_tokens)
         sequences = body.num_prompts() * _width(params)
         self._check_count(sequences, params)
         least = sequences * (body.requested_max_tokens or 0) + sequences
-        with self._accounts.open(caller.tenant, sequences, least) as account:
+        with self._accounts.open(tenant, sequences, least) as account:
             async with selected(
                 self._adapters, self._base_name, body.model, body.adapter, caller
             ) as selection:
@@ -133,7 +134,7 @@ class Generation:
                 writer = writer_type(heading, self._tokenizer)
                 guidance = await self._guidance.of(body, caller.tenant)
                 prompts = await encode(guidance)
-                choices = await self._choices(body, params, prompts, selection, caller, guidance)
+                choices = await self._choices(body, params, prompts, selection, tenant.key, guidance)
                 run = Run(self._engine, choices)
                 account.begin(run, selection)
                 try:
@@ -155,22 +156,6 @@ class Generation:
             yield await asyncio.to_thread(writer.whole, best, usage) if aside else writer.whole(best, usage)
         elif heading.usage_in_stream:
             yield writer.last_chunk(usage)
-
-    def _limited(self, params: SamplingParams, body: GenerationBody, caller: Caller) -> SamplingParams:
-        """Under the tenant's `max_tokens`: more is refused where it was asked for, and what nobody asked for cut."""
-        most = self._accounts.max_tokens(caller.tenant)
-        if most is None:
-            return params
-        asked, field = body.requested_max_tokens, body.max_tokens_field
-        if asked is not None and asked > most:
-            raise invalid(f"{field} = {asked} is above the limit max_tokens = {most} of this tenant", field)
-        if params.min_tokens > most:
-            message = (
-                f"min_tokens = {params.min_tokens} is above the limit max_tokens = {most} of this tenant"
-            )
-            raise invalid(message, "min_tokens")
-        default = most if params.max_tokens is None else min(params.max_tokens, most)
-        return msgspec.structs.replace(params, max_tokens=default)
 
     def _check_lists(self, body: GenerationBody) -> None:
         """Before anything goes through them."""
@@ -205,7 +190,7 @@ class Generation:
         params: SamplingParams,
         prompts: Sequence[Prompt],
         selection: Selection,
-        caller: Caller,
+        tenant: str,
         guidance: Guidance,
     ) -> list[Choice]:
         """One choice a sequence, with what the engine is to be told about it; many are made in turns with other
@@ -230,7 +215,7 @@ class Generation:
                     prompt_token_ids=prompt.token_ids,
                     params=own,
                     adapters=uses,
-                    tenant=caller.tenant,
+                    tenant=tenant,
                     on_cold=body.on_cold or "wait",
                     shorten=body.requested_max_tokens is None,
                 )
@@ -274,6 +259,20 @@ class Generation:
         if params.seed is None:
             return sequence_seed(self._engine.config.seed, next(self._unseeded))
         return sequence_seed(params.seed, index)
+
+
+def _limited(params: SamplingParams, body: GenerationBody, most: int | None) -> SamplingParams:
+    """Under the tenant's `max_tokens`: more is refused where it was asked for, and what nobody asked for cut."""
+    if most is None:
+        return params
+    asked, field = body.requested_max_tokens, body.max_tokens_field
+    if asked is not None and asked > most:
+        raise invalid(f"{field} = {asked} is above the limit max_tokens = {most} of this tenant", field)
+    if params.min_tokens > most:
+        message = f"min_tokens = {params.min_tokens} is above the limit max_tokens = {most} of this tenant"
+        raise invalid(message, "min_tokens")
+    default = most if params.max_tokens is None else min(params.max_tokens, most)
+    return msgspec.structs.replace(params, max_tokens=default)
 
 
 def _refused(

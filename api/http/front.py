@@ -98,8 +98,8 @@ class Front:
                 raise ApiError("overloaded", "the base model is still being loaded", retry_after=5)
             if (tenant := tenant_in(path)) is not None:
                 if caller.is_admin:
-                    await services.tenants.known(tenant)
-                return Caller(tenant, is_admin=False)
+                    found = await services.tenants.known(tenant)
+                    return Caller(found.name, is_admin=False, key=found.key)
         return caller
 
 

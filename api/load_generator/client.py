@@ -85,9 +85,11 @@ class Sample(msgspec.Struct, kw_only=True):
 class Refused(Exception):
     """The server answered, and not with what was asked for."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, status: int | None = None) -> None:
+        """`status`: HTTP's, where it was none of success."""
         super().__init__(message)
         self.code = code
+        self.status = status
 
 
 class _Usage(msgspec.Struct):
@@ -239,13 +241,14 @@ def _refusal(status: int, body: bytes) -> Refused:
         error = msgspec.json.decode(body, type=_Answer).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
         error = None
-    return _of(error or _Error(f"status {status}"), status)
+    words = "status 401: the API key is missing, or refused" if status == 401 else f"status {status}"
+    return _of(error or _Error(words), status)
 
 
 def _of(error: _Error, status: int | None) -> Refused:
     """By the server's own code, where it has a word for it."""
     code = error.code if isinstance(error.code, str) else None if status is not None else error.type
-    return Refused(code or f"http_{status or error.code}", error.message)
+    return Refused(code or f"http_{status or error.code}", error.message, status)
 
 
 class _Model(msgspec.Struct):

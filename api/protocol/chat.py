@@ -32,6 +32,7 @@ class ChatRequest(GenerationBody, kw_only=True):
         "prediction": (),
         "suffix": ("",),
     }
+    INSTEAD: ClassVar[dict[str, str]] = {"echo": "it is a field of /v1/completions"}
     PROMPT_FIELD: ClassVar[str] = "messages"
     MOST_OBJECTS: ClassVar[tuple[tuple[str, bytes, int], ...]] = (
         ("messages", b'"role"', 20_000),

@@ -69,6 +69,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         "priority": (0,),
         "store": (False,),
     }
+    INSTEAD: ClassVar[dict[str, str]] = {}
+    """Of unserved fields: where what they ask for is to be had."""
     MAX_TOKENS: ClassVar[int | None] = None
     """How many tokens are generated where no field says so; None: the room there is."""
     PROMPT_FIELD: ClassVar[str]
@@ -194,14 +196,15 @@ class GenerationBody(msgspec.Struct, kw_only=True):
             "prompt_logprobs": prompt_logprobs,
         }
         requested = self.requested_max_tokens
-        params = SamplingParams(
-            max_tokens=self.MAX_TOKENS if requested is None else requested,
-            logit_bias=_token_keys(self.logit_bias or {}),
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-        )
+        bias = _token_keys(self.logit_bias or {})
         try:
+            params = SamplingParams(
+                max_tokens=self.MAX_TOKENS if requested is None else requested,
+                logit_bias=bias,
+                stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+            )
             params.validate(vocab_size)
         except ParamError as error:
             name = self._field_of(error.param)
@@ -220,7 +223,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         for name, harmless in type(self).UNSERVED.items():
             value = getattr(self, name)
             if value is not None and not any(_same(value, one) for one in harmless):
-                raise invalid(f"{name} is not served here", name)
+                hint = f": {self.INSTEAD[name]}" if name in self.INSTEAD else ""
+                raise invalid(f"{name} is not served here{hint}", name)
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -46,7 +46,7 @@ async def create(request: AnyRequest) -> Response[bytes]:
         receipt, created = await adapters.create_from_source(body, request.user, dry_run)
         return answer(receipt, 201 if created else 200)
     async with adapters.scratch() as folder:
-        with upload_limit(config.max_adapter_bytes, adapters.quota_of(request.user.tenant)) as most:
+        with upload_limit(config.max_adapter_bytes, adapters.quota_of(request.user)) as most:
             chunks = body_chunks(request, most + OVERHEAD_BYTES)
             parts = await receive(chunks, boundary, folder, most, adapters.upload_threads)
         body = from_parts(parts)

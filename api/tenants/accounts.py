@@ -12,24 +12,30 @@ from ..generation.run import Run
 from ..generation.selection import Selection
 from ..http import calls
 from ..metrics import Metrics
+from .auth import Caller
+from .directory import Directory
 from .limits import Admission, Limiter
+from .records import Tenant
 from .usage import UsageService
 
 
 class Accounts:
     """Of one server. Belongs to the event loop."""
 
-    def __init__(self, limiter: Limiter, usage: UsageService, metrics: Metrics) -> None:
+    def __init__(
+        self, directory: Directory, limiter: Limiter, usage: UsageService, metrics: Metrics
+    ) -> None:
+        self._directory = directory
         self._limiter = limiter
         self._usage = usage
         self._metrics = metrics
 
-    def max_tokens(self, tenant: str) -> int | None:
-        """The most tokens one answer of the tenant may have; None: no limit."""
-        return self._limiter.limits(tenant).max_tokens
+    def tenant(self, caller: Caller) -> Tenant:
+        """Whose request it is from now to its end. Raises `tenant_not_found`."""
+        return self._directory.of_caller(caller)
 
     @contextmanager
-    def open(self, tenant: str, sequences: int, tokens: int) -> Iterator[Account]:
+    def open(self, tenant: Tenant, sequences: int, tokens: int) -> Iterator[Account]:
         """Let in a request of so many sequences that is going to take at least so many tokens.
 
         Raises `rate_limit_exceeded`. However the context ends, what the request did not use is given back.
@@ -47,7 +53,9 @@ class Accounts:
 class Account:
     """What one request reserves and uses."""
 
-    def __init__(self, admission: Admission, tenant: str, usage: UsageService, metrics: Metrics) -> None:
+    def __init__(
+        self, admission: Admission, tenant: Tenant, usage: UsageService, metrics: Metrics
+    ) -> None:
         self._admission = admission
         self._tenant = tenant
         self._usage = usage
@@ -97,7 +105,7 @@ class Account:
         cached = usage.prompt_tokens_details.cached_tokens
         self._usage.count(self._tenant, records, usage)
         adapters = dict.fromkeys((record.tenant, record.name) for record in records)
-        self._metrics.count_use(self._tenant, list(adapters), usage.prompt_tokens, usage.completion_tokens)
+        self._metrics.count_use(self._tenant.name, list(adapters), usage.prompt_tokens, usage.completion_tokens)
         self._metrics.count_prefixes(len(self._seen), sum(choice.cached_tokens > 0 for choice in choices))
         self._metrics.count_end(time.monotonic() - self._arrived, left)
         if self._call is not None and (generated := self._call.generated) is not None:

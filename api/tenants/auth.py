@@ -21,19 +21,24 @@ class Caller(msgspec.Struct, frozen=True):
 
     tenant: str
     is_admin: bool
+    key: str | None = None
+    """`Tenant.key` of the one that was let in; None: whichever has the name when the call comes to its work."""
 
 
 class Authenticator:
     """Checks the `Authorization` header: the admin key, or a tenant's. Without an admin key everyone is the admin.
 
-    A server without an admin key listens on loopback alone, or was told that everyone may use it. What it must
-    still refuse is a web page elsewhere that sends a user's browser to it: such a call carries a foreign `Origin`.
+    A server without an admin key listens on loopback alone, or was told that everyone may use it. What it must still
+    refuse is a web page elsewhere that sends a user's browser to it. Such a call carries a foreign `Origin`, or, where
+    the page's own name was pointed at this machine (DNS rebinding), a foreign `Host`.
     There too a tenant's key acts as that tenant, and one that opens nothing any more is refused, so that nobody's
     rights grow when a key ends. Any other key, as clients send where they must send some, counts as none.
     """
 
-    def __init__(self, admin_key: str | None) -> None:
+    def __init__(self, admin_key: str | None, *, anyone: bool = False) -> None:
+        """`anyone`: without a key, calls under any host name are answered."""
         self._admin_key = None if admin_key is None else admin_key.encode()
+        self._anyone = anyone
 
     @property
     def keyless(self) -> bool:
@@ -55,6 +60,11 @@ class Authenticator:
         if self._admin_key is None:
             if is_key(key):
                 return _tenant_of(key, directory)
+            if not self._anyone and host and not is_loopback(_name(f"//{host}")):
+                raise ApiError(
+                    "permission_denied",
+                    f"without a key this server answers loopback names alone, and was called as {host}",
+                )
             if origin is not None and not _is_own(origin, host):
                 raise ApiError("permission_denied", f"calls from web pages of {origin} are not allowed")
             return Caller(PUBLIC, is_admin=True)
@@ -71,7 +81,7 @@ def _tenant_of(key: str, directory: Directory | None) -> Caller:
     tenant = None if directory is None else directory.opened_by(key)
     if tenant is None:
         raise ApiError("invalid_api_key", "the API key is not valid")
-    return Caller(tenant, is_admin=False)
+    return Caller(tenant.name, is_admin=False, key=tenant.key)
 
 
 INSIDE_TENANT = frozenset({"adapters", "v1", "tokenize", "detokenize", "tokenizer_info"})
@@ -109,11 +119,16 @@ def _parts(path: str) -> list[str]:
 
 def _is_own(origin: str, host: str | None) -> bool:
     """Whether a page of `origin` comes from this machine, or from the host name the call itself went to."""
+    name = _name(origin)
+    return is_loopback(name) or (name != "" and name == _name(f"//{host}"))
+
+
+def _name(url: str) -> str:
+    """The host in it; empty where there is none, or it is no URL."""
     try:
-        name = urlsplit(origin).hostname or ""
-        return is_loopback(name) or name == urlsplit(f"//{host}").hostname
+        return urlsplit(url).hostname or ""
     except ValueError:
-        return False
+        return ""
 
 
 def is_loopback(host: str) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
+from ..errors import ApiError
 from .keys import is_key, prefix_of, sha256_of
-from .records import Key, Limits, Tenant
+from .records import Key, Tenant
 
-_NO_LIMITS = Limits()
+if TYPE_CHECKING:
+    from .auth import Caller
 
 
 class Directory:
@@ -33,11 +36,12 @@ class Directory:
         """A new one, or one that was changed."""
         self._tenants[tenant.name] = tenant
 
-    def drop_tenant(self, name: str) -> None:
-        """It and all its keys: a later tenant of that name must not be opened by them."""
-        self._tenants.pop(name, None)
+    def drop_tenant(self, name: str) -> Tenant | None:
+        """It and all its keys: a later tenant of that name must not be opened by them. Returns it, if it was known."""
+        dropped = self._tenants.pop(name, None)
         left = ([key for key in keys if key.tenant != name] for keys in self._keys.values())
         self._keys = {keys[0].prefix: keys for keys in left if keys}
+        return dropped
 
     def put_key(self, key: Key) -> None:
         """A new one, or one that was changed."""
@@ -52,12 +56,15 @@ class Directory:
     def tenant(self, name: str) -> Tenant | None:
         return self._tenants.get(name)
 
-    def limits(self, name: str) -> Limits:
-        """Of a tenant; of one that is gone, none."""
-        found = self._tenants.get(name)
-        return _NO_LIMITS if found is None else found.limits
+    def of_caller(self, caller: Caller) -> Tenant:
+        """The tenant on whose behalf a call is made. Raises `tenant_not_found` where it was removed meanwhile, also
+        if there is one of its name again."""
+        found = self._tenants.get(caller.tenant)
+        if found is None or caller.key not in (None, found.key):
+            raise ApiError("tenant_not_found", f"tenant {caller.tenant!r} was removed during the call")
+        return found
 
-    def opened_by(self, text: str) -> str | None:
+    def opened_by(self, text: str) -> Tenant | None:
         """The tenant whose key this is; None where it is nobody's, expired or revoked."""
         if not is_key(text):
             return None
@@ -65,7 +72,7 @@ class Directory:
         for key in self._keys.get(prefix_of(text), ()):
             if hmac.compare_digest(key.sha256, digest) and key.opens(now) and key.tenant in self._tenants:
                 self._used[key.id] = now
-                return key.tenant
+                return self._tenants[key.tenant]
         return None
 
     def take_used(self) -> dict[str, datetime]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ...lora.quota import Quota
 from ..errors import ApiError
-from .records import Limits
+from .records import Limits, Tenant
 
 MINUTE = 60 * 10**9
 """Nanoseconds. Levels are kept as tokens times this, which a whole number of nanoseconds fills exactly."""
@@ -62,7 +61,8 @@ class Bucket:
 class _Book:
     """What one tenant has under way, and its buckets; None where there is no such limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
+        self.key = key
         self.limits = Limits()
         self.running = 0
         self.requests: Bucket | None = None
@@ -80,32 +80,26 @@ class _Book:
 class Limiter:
     """Lets requests in, or refuses them. Belongs to the event loop."""
 
-    def __init__(self, limits_of: Callable[[str], Limits], clock: Clock = time.monotonic_ns) -> None:
-        """`limits_of` a tenant, as they are now; it must not wait."""
-        self._limits_of = limits_of
+    def __init__(self, clock: Clock = time.monotonic_ns) -> None:
         self._clock = clock
         self._books: dict[str, _Book] = {}
+        """By name. A tenant that is made again gets a new one; requests of the one before close in the old."""
 
-    def limits(self, tenant: str) -> Limits:
-        return self._limits_of(tenant)
-
-    def quota(self, tenant: str) -> Quota:
-        """What the tenant may register: the registry holds to it."""
-        limits = self._limits_of(tenant)
-        return Quota(adapters=limits.adapters, adapter_bytes=limits.adapter_bytes, max_rank=limits.max_rank)
-
-    def admit(self, tenant: str, sequences: int, tokens: int) -> Admission:
+    def admit(self, tenant: Tenant, sequences: int, tokens: int) -> Admission:
         """Let a request of so many sequences in, which is going to `reserve` at least so many tokens.
 
         Raises `rate_limit_exceeded`. Whoever gets the admission must close it.
         """
         now = self._clock()
-        book = self._books.get(tenant)
-        if book is None:
-            book = self._books[tenant] = _Book()
-        limits = self._limits_of(tenant)
-        book.follow(limits, now)
-        most = limits.concurrent_requests
+        book = self._books.get(tenant.name)
+        if book is None or book.key != tenant.key:
+            book = self._books[tenant.name] = _Book(tenant.key)
+        book.follow(tenant.limits, now)
+        for name in ("concurrent_requests", "queued_requests"):  # the engine gets a request's sequences together
+            if (bound := getattr(tenant.limits, name)) is not None and sequences > bound:
+                what = f"this request alone makes {sequences} sequences, so it can never be let in"
+                raise _refused(name, bound, what, 0)
+        most = tenant.limits.concurrent_requests
         if most is not None and book.running + sequences > most:
             what = f"{book.running} are under way, and this request makes {sequences}"
             raise _refused("concurrent_requests", most, what, 0)

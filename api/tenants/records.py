@@ -7,6 +7,8 @@ from typing import Annotated
 
 import msgspec
 
+from ...lora.quota import Quota
+
 PUBLIC = "public"
 """The tenant everyone shares. It always exists."""
 
@@ -44,6 +46,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pool_share: Share | None = None
     """Of the device pool's blocks, 0 < share <= 1: beyond it the tenant is preempted for others."""
 
+    @property
+    def quota(self) -> Quota:
+        """What may be registered: the registry holds to it."""
+        return Quota(adapters=self.adapters, adapter_bytes=self.adapter_bytes, max_rank=self.max_rank)
+
+
+def key_of(name: str, created_at: datetime) -> str:
+    """Which of the tenants that have had this name: nothing passes from one that was removed to a later one."""
+    return f"{name}#{created_at.isoformat()}"
+
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """One tenant as it is now."""
@@ -52,6 +64,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     limits: Limits = Limits()
     created_at: datetime
+
+    @property
+    def key(self) -> str:
+        """What is counted, queued and cached while a request runs goes by it."""
+        return key_of(self.name, self.created_at)
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):

@@ -158,21 +158,22 @@ class TenantService:
         self.directory.replace(snapshot.tenants, snapshot.keys)
         for old in before.values():
             now = self.directory.tenant(old.name)
-            if now is None or now.created_at != old.created_at:  # another one of that name is a stranger
-                self._engine.forget_tenant(old.name)
+            if now is None or now.key != old.key:  # another one of that name is a stranger
+                self._engine.forget_tenant(old.key)
         for tenant in snapshot.tenants:
             if before.get(tenant.name) != tenant:
                 self._put(tenant)
 
     def _drop(self, name: str) -> None:
-        self.directory.drop_tenant(name)
-        self._engine.forget_tenant(name)
+        dropped = self.directory.drop_tenant(name)
+        if dropped is not None:
+            self._engine.forget_tenant(dropped.key)
 
     def _put(self, tenant: Tenant) -> None:
         self.directory.put_tenant(tenant)
         self._engine.set_tenant(
             TenantShare(
-                name=tenant.name,
+                name=tenant.key,
                 weight=tenant.weight,
                 pool_share=tenant.limits.pool_share,
                 queued_requests=tenant.limits.queued_requests,

@@ -13,6 +13,7 @@ from ...lora.records import AdapterRecord
 from ...lora.store import AdapterStore
 from ..protocol.generation import Usage
 from ..workers import Workers
+from .records import Tenant
 
 
 class Counters(msgspec.Struct, kw_only=True):
@@ -55,7 +56,7 @@ class UsageService:
         self._store = store
         self._workers = workers
 
-    def count(self, tenant: str, records: Sequence[AdapterRecord], usage: Usage) -> None:
+    def count(self, tenant: Tenant, records: Sequence[AdapterRecord], usage: Usage) -> None:
         """One request of `tenant` on these adapters; none: on the base alone."""
         counted = book.Usage(
             1,
@@ -64,7 +65,7 @@ class UsageService:
             usage.prompt_tokens_details.cached_tokens,
             datetime.now(UTC),
         )
-        self._store.usage.count(book.accounts(tenant, records), counted)
+        self._store.usage.count(book.accounts(tenant.name, tenant.created_at, records), counted)
 
     async def of_tenant(self, tenant: str) -> TenantUsage:
         """Everything until now. Raises StoreError tenant_not_found."""

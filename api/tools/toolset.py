@@ -27,6 +27,7 @@ class Toolset:
     tools: Sequence[Tool]
     choice: ToolChoice
     many: bool
+    """More than one call may be made."""
     format: ToolFormat | None
     """None: the model's chat template takes tools, and asks for calls in a way that is not known here."""
     tokenizer: Tokenizer
@@ -131,7 +132,8 @@ def toolset_of(body: ChatRequest, tokenizer: Tokenizer) -> Toolset | None:
         return None
     tokenizer.refuse_unheard_tools()
     source = "" if tokenizer.chat_template is None else tokenizer.chat_template.tool_source
-    return Toolset(tools, choice, body.parallel_tool_calls is not False, format_in(source), tokenizer)
+    many = body.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice)
+    return Toolset(tools, choice, many, format_in(source), tokenizer)
 
 
 def _check(tool: Tool, where: str) -> None:

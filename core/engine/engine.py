@@ -78,6 +78,8 @@ class Engine:
         self.config = config
         self.idle = False
         """The last step found nothing to do: only a command or `wake` can change that."""
+        self._told = True
+        """No command came since gauges and counters were last sent."""
         try:
             model_config = ModelConfig.load(Path(config.model))
             device = machine.resolve_device(config)
@@ -198,7 +200,7 @@ class Engine:
 
     def handle(self, command: Command) -> list[Event]:
         """Do what a command says. What it asks wrongly, or what fails, is answered, never raised."""
-        self.idle = False
+        self.idle = self._told = False
         try:
             return self._handle(command)
         except ResidencyError as refusal:
@@ -242,7 +244,7 @@ class Engine:
                 self._scheduler.tenants.set(command.tenant)
                 return []
             case ForgetTenant():
-                self._scheduler.forget_tenant(command.name)
+                self._scheduler.tenants.forget(command.name)
                 return []
             case GetMemory():
                 return [Reply(call=command.call, memory=self._memory_report())]
@@ -289,7 +291,8 @@ class Engine:
             self._runner.swap.clear()
         if self._grammars.guides:
             self._grammars.forget(output.key for output in outputs if output.finish_reason is not None)
-        return [*refused, *self._events(outputs, stepped=plan is not None)]
+        told, self._told = self._told, True
+        return [*refused, *self._events(outputs, count=plan is not None or not told)]
 
     def _execute(self, plan: StepPlan) -> list[SequenceOutput]:
         began = time.perf_counter()
@@ -308,11 +311,12 @@ class Engine:
             self._scheduler.check_integrity()
         return outputs
 
-    def _events(self, outputs: list[SequenceOutput], stepped: bool = False) -> list[Event]:
-        """States of adapters before the replies to who waits for them."""
+    def _events(self, outputs: list[SequenceOutput], count: bool = False) -> list[Event]:
+        """States of adapters before the replies to who waits for them. `count`: gauges and counters may have
+        changed."""
         events: list[Event] = []
         changes = self._residency.drain_changes()
-        if outputs or changes or stepped:
+        if outputs or changes or count:
             events.append(Outputs(outputs=outputs, adapters=changes, stats=self._stats()))
         for digest, refusal in self._residency.drain_loads():
             error = None if refusal is None else EngineError(refusal.code, str(refusal))

@@ -13,7 +13,6 @@ with all its tokens when the sequence ends.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -29,9 +28,9 @@ LEAST_SHARE = 4
 """Texts that have less than this part of their first block in common (a begin token) have nothing in common."""
 
 
-def root_name(scope: tuple[str, tuple[AdapterUse, ...]], life: int = 0) -> bytes:
-    """Where the chain of a scope begins. `life`: how many tenants have had the tenant's name before."""
-    return blake2b(msgspec.msgpack.encode((scope, life)), digest_size=NAME_BYTES).digest()
+def root_name(scope: tuple[str, tuple[AdapterUse, ...]]) -> bytes:
+    """Where the chain of a scope begins."""
+    return blake2b(msgspec.msgpack.encode(scope), digest_size=NAME_BYTES).digest()
 
 
 def next_name(parent: bytes, token_ids: list[int]) -> bytes:
@@ -62,14 +61,9 @@ class PrefixCache:
         self._pool = pool
         self._block_size = block_size
         self.enabled = enabled
-        self._lives: Counter[str] = Counter()
         self._copies: list[tuple[int, int]] = []
         self.sources: list[int] = []
         """Blocks held, beside all tables, until the copies of them are made."""
-
-    def forget(self, tenant: str) -> None:
-        """Who comes by this name from now on is another one, and finds nothing of what was published before."""
-        self._lives[tenant] += 1
 
     def match(self, sequence: Sequence) -> Hit:
         """What is published of the tokens of `sequence`: at most len - 1, so that one row is left to compute.
@@ -147,7 +141,7 @@ class PrefixCache:
         """Name of its first `blocks` full blocks; made once and kept: tokens never change."""
         names, size = sequence.block_names, self._block_size
         if not names:
-            names.append(root_name(sequence.scope, self._lives[sequence.tenant]))
+            names.append(root_name(sequence.scope))
         while len(names) <= blocks:
             first = (len(names) - 1) * size
             names.append(next_name(names[-1], sequence.token_ids(first, first + size)))

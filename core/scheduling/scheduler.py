@@ -122,11 +122,6 @@ class Scheduler:
         self.tenants.submitted(accepted)
         return None
 
-    def forget_tenant(self, name: str) -> None:
-        """As if it was never heard of; who comes by this name later finds nothing it has cached."""
-        self.tenants.forget(name)
-        self._cache.forget(name)
-
     def abort(self, keys: Iterable[int]) -> None:
         """End these sequences without an output; what they hold is free at once, or after the step in flight
         that writes to it. Unknown keys are ignored."""

@@ -141,7 +141,7 @@ class Tenants:
         if limit is not None and unstarted >= limit:
             return EngineError(
                 "rate_limit_exceeded",
-                f"the tenant's limit queued_requests is {limit}, and {unstarted} of its requests are waiting",
+                f"the limit queued_requests = {limit} of this tenant is reached: {unstarted} of its sequences wait",
             )
         account = self.account(sequence)
         if self.waiting >= self._max_queued and account.waiting >= max(

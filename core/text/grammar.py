@@ -27,6 +27,11 @@ TRIED_TOKENS = 32
 MAX_REASON_CHARS = 300
 """Of llguidance's words in an error."""
 
+ONE_OF = (
+    "the schema's keyword 'oneOf' is supported only where its cases are plainly apart: by their types, by their enums, "
+    "or by a required property with another const in each; 'anyOf' asks for any of them"
+)
+
 JSON_OPTIONS = {
     # Matched at most once wherever JSON allows space: one blank, or a line break and its indentation.
     "whitespace_pattern": r"[ ]|\n[ ]{0,32}",
@@ -170,6 +175,8 @@ def reason(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip() not in ("", "<non-verbose/>")]
     if not lines or lines[0].startswith("NoExtension"):
         return "nothing satisfies it"
+    if "coerce_one_of" in lines[0]:  # the way out that llguidance names is not the caller's to take
+        return ONE_OF
     told = next((line for line in lines if line.startswith("error: ")), lines[0])
     return told.removeprefix("error: ")[:MAX_REASON_CHARS]
 

@@ -84,3 +84,18 @@ def test_an_adapter_of_another_base_is_listed_and_never_served(base, model_folde
             for field in ("id", "version", "digest", "pinned", "created_at"):
                 assert version[field] == was[field]
         assert server.engine.adapters[after[1]["digest"]].pinned
+
+
+def test_what_a_user_made_of_a_shipped_name_stays(base, serve, sources, tmp_path):
+    settings = {
+        "adapter_roots": (sources,),
+        "shipped_adapters": (("s", str(sources / "a")), ("t", str(sources / "b"))),
+    }
+    with serve(tmp_path, base, **settings) as server:
+        assert [a["name"] for a in server.client.get("/adapters").json()["data"]] == ["s", "t"]
+        mine = server.register("s", "b", replace=True).json()
+        server.client.delete("/adapters/t")
+    with serve(tmp_path, base, **settings) as server:
+        s, t = server.client.get("/adapters").json()["data"]
+        assert (s["version"], s["digest"]) == (2, mine["digest"])
+        assert (t["name"], t["version"]) == ("t", 2), "one that was removed is shipped again"

@@ -115,27 +115,33 @@ def test_with_a_key_every_call_needs_it(base, serve, sources, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("origin", "host", "allowed"),
+    ("origin", "host", "alone", "anyone"),
     [
-        (None, None, True),
-        ("http://localhost:3000", "127.0.0.1:8000", True),
-        ("http://127.0.0.1", "127.0.0.1:8000", True),
-        ("http://[::1]:99", "x", True),
-        ("http://models.lan", "models.lan:8000", True),
-        ("https://evil.example", "127.0.0.1:8000", False),
-        ("https://localhost.evil.example", "localhost", False),
-        ("null", "localhost", False),
-        ("http://[broken", "localhost", False),
+        (None, None, True, True),
+        (None, "127.0.0.1:8000", True, True),
+        (None, "localhost", True, True),
+        (None, "[::1]:8000", True, True),
+        (None, "evil.example:8000", False, True),
+        (None, "[broken", False, True),
+        ("http://localhost:3000", "127.0.0.1:8000", True, True),
+        ("http://127.0.0.1", "127.0.0.1:8000", True, True),
+        ("http://[::1]:99", "x", False, True),
+        ("http://models.lan", "models.lan:8000", False, True),
+        ("https://evil.example", "127.0.0.1:8000", False, False),
+        ("https://localhost.evil.example", "localhost", False, False),
+        ("null", "localhost", False, False),
+        ("http://[broken", "[broken", False, False),
     ],
 )
-def test_without_a_key_foreign_web_pages_are_refused(origin, host, allowed):
-    authenticator = Authenticator(None)
-    if allowed:
-        assert authenticator.authenticate(None, origin, host).is_admin
-    else:
-        with pytest.raises(ApiError) as caught:
-            authenticator.authenticate(None, origin, host)
-        assert caught.value.code == "permission_denied"
+def test_without_a_key_foreign_web_pages_are_refused(origin, host, alone, anyone):
+    """`alone`: on a server of this machine's own; `anyone`: on one that was opened to all."""
+    for authenticator, allowed in ((Authenticator(None), alone), (Authenticator(None, anyone=True), anyone)):
+        if allowed:
+            assert authenticator.authenticate(None, origin, host).is_admin
+        else:
+            with pytest.raises(ApiError) as caught:
+                authenticator.authenticate(None, origin, host)
+            assert caught.value.code == "permission_denied"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,10 @@ def change(server: RunningServer) -> Change:
     return Change(server)
 
 
+def test_the_content_type_is_that_of_prometheus_text_format(server):
+    assert server.client.get("/metrics").headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
 def test_a_request_is_in_every_count_it_belongs_to(server, change):
     server.engine.cached_tokens = 1
     server.complete(prompt=["ab", "cde"], n=2, adapter="a")

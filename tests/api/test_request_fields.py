@@ -164,6 +164,12 @@ def test_bad_values_of_chat_are_refused_by_name(server, fields, param):
     assert server.chat().status_code == 200
 
 
+def test_an_echo_in_chat_is_told_where_it_is_served(server):
+    message = refusal(server.chat(echo=True))["message"]
+    assert message == "echo is not served here: it is a field of /v1/completions"
+    assert server.chat(echo=False).status_code == 200
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_none_are_refused(server, number):
     body = f'{{"prompt": "hi", "temperature": {number}}}'

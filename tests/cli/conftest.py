@@ -108,7 +108,7 @@ class Heddle:
     def __call__(self, *args: str, env: dict[str, str] | None = None) -> Result:
         from heddle.api.cli import main
 
-        clean = {"HEDDLE_URL": None, "HEDDLE_ADMIN_KEY": None} | (env or {})
+        clean = dict.fromkeys(("HEDDLE_URL", "HEDDLE_ADMIN_KEY", "HEDDLE_API_KEY")) | (env or {})
         return CliRunner().invoke(main, list(args), env=clean, catch_exceptions=False)
 
 

@@ -120,6 +120,33 @@ def test_a_server_that_is_not_there_ends_with_status_1(heddle):
     assert "connection_failed" in result.output
 
 
+@pytest.mark.parametrize(("key", "what"), [(None, "the server wants a key"), ("old", "the server refused this key")])
+@pytest.mark.parametrize("body", [refusal(401, "invalid_api_key")[1], b'{"error": "Unauthorized"}'])
+def test_a_key_that_is_missing_or_refused_is_said_to_be(key, what, body, bench):
+    result = bench(*(("--key", key) if key else ()), answers=[(401, body)])
+    assert result.exit_code == 1
+    assert what in result.output
+    assert "OpenAI-style" not in result.output
+    again = bench("--model", "m", *(("--key", key) if key else ()), answers=[(401, b"Unauthorized")])
+    assert "the API key is missing, or refused" in again.output
+
+
+@pytest.mark.parametrize(
+    ("variables", "key"),
+    [
+        ({"HEDDLE_ADMIN_KEY": "admin"}, "admin"),
+        ({"HEDDLE_API_KEY": "own"}, "own"),
+        ({"HEDDLE_API_KEY": "own", "HEDDLE_ADMIN_KEY": "admin"}, "own"),
+    ],
+)
+def test_the_key_of_all_other_commands_does_for_this_one_too(variables, key, heddle, server):
+    server.answers[:] = [MODELS, stream()]
+    assert heddle("bench", server.url, "--requests", "1", env=variables).exit_code == 0
+    assert {asked.headers["Authorization"] for asked in server.asked} == {f"Bearer {key}"}
+    told = " ".join(heddle("bench", "--help").output.split())
+    assert told.index("HEDDLE_API_KEY") < told.index("HEDDLE_ADMIN_KEY")
+
+
 def test_something_that_lists_no_models_is_said_to_be_none_of_openais(bench):
     result = bench(answers=[(200, b"<html>")])
     assert result.exit_code == 1

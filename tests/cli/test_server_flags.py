@@ -255,10 +255,10 @@ def test_demo_has_its_own_defaults(heddle, started, demo_folder):
     assert config is not None
     assert config.engine == EngineConfig(model=str(demo_folder), quantization="int8", pool_memory=512 << 20)
     assert config.tenant == "public"
-    assert [name for name, _ in config.adapters] == ["pirate", "json", "sql"]
-    assert all((Path(path) / "adapter_config.json").is_file() for _, path in config.adapters)
+    assert [name for name, _ in config.shipped_adapters] == ["pirate", "json", "sql"]
+    assert all((Path(path) / "adapter_config.json").is_file() for _, path in config.shipped_adapters)
     shipped, local = config.adapter_roots
-    assert {Path(path).parent for _, path in config.adapters} == {shipped}
+    assert {Path(path).parent for _, path in config.shipped_adapters} == {shipped}
     assert local == Path("adapters")
 
 
@@ -277,8 +277,8 @@ def test_demo_takes_every_flag_of_serve(heddle, started, demo_folder, tmp_path):
     config = started.config
     assert config is not None
     assert (config.engine.quantization, config.engine.pool_memory, config.port) == ("none", 1 << 30, 8123)
-    assert dict(config.adapters)["sql"] == str(tmp_path)
-    assert len(config.adapters) == 3
+    assert config.adapters == (("sql", str(tmp_path)),)
+    assert [name for name, _ in config.shipped_adapters] == ["pirate", "json"]
 
 
 @pytest.mark.parametrize("key", [None, "secret"])

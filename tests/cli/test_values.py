@@ -10,7 +10,7 @@ import pytest
 from heddle.api.cli.options import repeat_flag
 from heddle.api.cli.progress import ProgressBars
 from heddle.api.cli.render import ago, size
-from heddle.api.cli.values import ByteSize, FiniteRange
+from heddle.api.cli.values import ByteSize, FiniteRange, ServerUrl
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,32 @@ def test_a_size(text, count):
 def test_what_is_no_size(text):
     with pytest.raises(click.BadParameter):
         ByteSize().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("https://example.org/v1/", "https://example.org/v1"),
+        ("http://[::1]:8000/", "http://[::1]:8000"),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("localhost:8000/v1", "http://localhost:8000/v1"),
+    ],
+)
+def test_a_servers_address(text, url):
+    assert ServerUrl().convert(text, None, None) == url
+
+
+NO_URLS = [
+    *("", "notaurl", "localhost", "/v1", "ftp://a:1", "http://", "http:///v1", "http://:8000"),
+    *("http://a:port", "a:99999", "a:0", "http://[::1", "http://a b:1", "HEDDLE:", "://a:1"),
+]
+
+
+@pytest.mark.parametrize("text", NO_URLS)
+def test_what_is_no_servers_address(text):
+    with pytest.raises(click.BadParameter, match="give http://HOST:PORT"):
+        ServerUrl().convert(text, None, None)
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ def test_a_tenants_limit_of_queued_requests_counts_what_has_not_started(engine: 
     error = fake.submit([1], tenant="t")
     assert isinstance(error, EngineError)
     assert error.code == "rate_limit_exceeded"
-    assert "queued_requests is 3" in error.message
+    assert error.message == "the limit queued_requests = 3 of this tenant is reached: 3 of its sequences wait"
     assert isinstance(fake.submit([1], tenant="other", max_tokens=1), int)
     fake.scheduler.tenants.set(TenantShare(name="t", queued_requests=4))
     assert isinstance(fake.submit([1], tenant="t", max_tokens=1), int)

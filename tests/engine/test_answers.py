@@ -251,6 +251,7 @@ def test_chat_goes_through_the_template(llm: LLM, base: Path) -> None:
         ([], GREEDY, "invalid_request", "prompt"),
         ([5] * 256, GREEDY, "context_length_exceeded", "prompt"),
         ([5] * 250, GREEDY, "context_length_exceeded", "max_tokens"),
+        ("", GREEDY, "invalid_request", "prompt"),
     ],
 )
 def test_a_bad_prompt_is_refused_and_the_next_one_served(
@@ -260,6 +261,7 @@ def test_a_bad_prompt_is_refused_and_the_next_one_served(
         llm.generate([[5, 6], prompt, [7]], params)
     assert failure.value.error.code == code
     assert failure.value.error.param == param
+    assert isinstance(failure.value, ValueError), "as Python calls what will never do"
     assert not llm._engine.has_work, "its companions are aborted"
     assert len(answer(llm, [5, 6], GREEDY).token_ids) == 8
 

@@ -146,6 +146,22 @@ def test_keywords_that_cannot_be_enforced_are_refused_by_name(server, schema):
         assert word in refusal(server.complete(guided_json=asked), "guided_json")
 
 
+@pytest.mark.parametrize("cases", [[{"type": "number"}, {"type": "integer"}], [{"const": 1}, {"const": 2}]], ids=str)
+def test_cases_that_are_not_plainly_apart_are_refused_with_what_the_caller_can_do(server, cases):
+    nested = {"type": "object", "properties": {"a": {"oneOf": cases}}}
+    for schema in ({"oneOf": cases}, nested):
+        message = refusal(server.complete(guided_json=schema), "guided_json")
+        assert "'oneOf'" in message
+        assert "'anyOf'" in message
+        assert "coerce" not in message, "an option that no caller can set"
+    # what the message says is obeyed is taken
+    kinds = [{"required": ["k"], "type": "object", "properties": {"k": {"const": kind}}} for kind in "ab"]
+    apart = ([{"type": "string"}, {"type": "integer"}], [{"enum": ["a"]}, {"enum": ["b", 1]}], kinds)
+    for good in apart:
+        assert server.complete(guided_json={"oneOf": good}).status_code == 200, good
+    assert server.complete(guided_json={"anyOf": cases}).status_code == 200
+
+
 def test_a_format_that_cannot_be_enforced_is_refused_by_name(server):
     assert "iri" in refusal(server.complete(guided_json={"type": "string", "format": "iri"}), "guided_json")
 

@@ -107,6 +107,8 @@ def test_calls_that_must_be_made_obey_their_schemas(client: openai.OpenAI, choic
         for call in one.message.tool_calls:
             obeys(call)
             assert choice in ("required", call.function.name)
+        if choice != "required":
+            assert len(one.message.tool_calls) == 1, "parallel calls are allowed, and yet it is the one named"
 
 
 def test_streamed_calls_are_those_of_the_whole_answer(client: openai.OpenAI) -> None:

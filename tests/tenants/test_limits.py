@@ -96,6 +96,19 @@ def test_sequences_under_way_are_counted_not_requests():
     world.refused()
 
 
+@pytest.mark.parametrize("limit", ["concurrent_requests", "queued_requests"])
+def test_who_could_wait_for_ever_is_told_so(limit: str):
+    world = World(**{limit: 2})
+    error = world.refused(sequences=3)
+    assert error.status == 429
+    assert error.message == (
+        f"the limit {limit} = 2 of this tenant is reached: this request alone makes 3 sequences, so it can never be let in"
+    )
+    world.admit(sequences=2)
+    if limit == "concurrent_requests":
+        assert "2 are under way, and this request makes 1" in world.refused().message
+
+
 def test_tokens_that_were_not_used_are_given_back_and_more_than_reserved_is_taken():
     world = World(tokens_per_minute=100)
     admission = world.admit(tokens=80)
