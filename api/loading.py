@@ -55,7 +55,6 @@ async def load(
     model = await workers.files(ModelConfig.load, folder)
     tokenizer = await workers.files(Tokenizer.load, folder)
     base = await workers.files(model.base_model, config.base_name, folder)
-    config.data_dir.mkdir(parents=True, exist_ok=True)
     store = await workers.files(
         AdapterStore.open,
         config.data_dir,

@@ -132,7 +132,7 @@ class Generation:
                 )
                 _note(heading, body, params, sequences)
                 writer = writer_type(heading, self._tokenizer)
-                guidance = await self._guidance.of(body, caller.tenant)
+                guidance = await self._guidance.of(body, tenant.key)
                 prompts = await encode(guidance)
                 choices = await self._choices(body, params, prompts, selection, tenant.key, guidance)
                 run = Run(self._engine, choices)

@@ -96,10 +96,9 @@ class Front:
                 raise ApiError("shutting_down", "the server is shutting down")
             if self._state.phase is Phase.LOADING or services is None:
                 raise ApiError("overloaded", "the base model is still being loaded", retry_after=5)
-            if (tenant := tenant_in(path)) is not None:
-                if caller.is_admin:
-                    found = await services.tenants.known(tenant)
-                    return Caller(found.name, is_admin=False, key=found.key)
+            if caller.is_admin and (inside := tenant_in(path)) is not None:
+                tenant = await services.tenants.known(inside)
+                return Caller(tenant.name, is_admin=False, key=tenant.key)
         return caller
 
 

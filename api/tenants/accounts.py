@@ -22,9 +22,7 @@ from .usage import UsageService
 class Accounts:
     """Of one server. Belongs to the event loop."""
 
-    def __init__(
-        self, directory: Directory, limiter: Limiter, usage: UsageService, metrics: Metrics
-    ) -> None:
+    def __init__(self, directory: Directory, limiter: Limiter, usage: UsageService, metrics: Metrics) -> None:
         self._directory = directory
         self._limiter = limiter
         self._usage = usage
@@ -53,9 +51,7 @@ class Accounts:
 class Account:
     """What one request reserves and uses."""
 
-    def __init__(
-        self, admission: Admission, tenant: Tenant, usage: UsageService, metrics: Metrics
-    ) -> None:
+    def __init__(self, admission: Admission, tenant: Tenant, usage: UsageService, metrics: Metrics) -> None:
         self._admission = admission
         self._tenant = tenant
         self._usage = usage
@@ -105,7 +101,9 @@ class Account:
         cached = usage.prompt_tokens_details.cached_tokens
         self._usage.count(self._tenant, records, usage)
         adapters = dict.fromkeys((record.tenant, record.name) for record in records)
-        self._metrics.count_use(self._tenant.name, list(adapters), usage.prompt_tokens, usage.completion_tokens)
+        self._metrics.count_use(
+            self._tenant.name, list(adapters), usage.prompt_tokens, usage.completion_tokens
+        )
         self._metrics.count_prefixes(len(self._seen), sum(choice.cached_tokens > 0 for choice in choices))
         self._metrics.count_end(time.monotonic() - self._arrived, left)
         if self._call is not None and (generated := self._call.generated) is not None:

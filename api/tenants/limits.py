@@ -95,7 +95,8 @@ class Limiter:
         if book is None or book.key != tenant.key:
             book = self._books[tenant.name] = _Book(tenant.key)
         book.follow(tenant.limits, now)
-        for name in ("concurrent_requests", "queued_requests"):  # the engine gets a request's sequences together
+        # Both: the engine gets a request's sequences together.
+        for name in ("concurrent_requests", "queued_requests"):
             if (bound := getattr(tenant.limits, name)) is not None and sequences > bound:
                 what = f"this request alone makes {sequences} sequences, so it can never be let in"
                 raise _refused(name, bound, what, 0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from ...lora.quota import Quota
+if TYPE_CHECKING:
+    from ...lora.quota import Quota
 
 PUBLIC = "public"
 """The tenant everyone shares. It always exists."""
@@ -49,6 +50,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def quota(self) -> Quota:
         """What may be registered: the registry holds to it."""
+        from ...lora.quota import Quota  # brings the database's library: command lines do not wait for it
+
         return Quota(adapters=self.adapters, adapter_bytes=self.adapter_bytes, max_rank=self.max_rank)
 
 

@@ -229,6 +229,11 @@ class StubEngine:
         self._set(digest, pinned=pinned)
         return self.adapters[digest]
 
+    @property
+    def shares(self) -> dict[str, TenantShare]:
+        """By tenants' names: what comes before the mark that tells tenants of one name apart."""
+        return {name.partition("#")[0]: share for name, share in self.tenants.items()}
+
     def set_tenant(self, share: TenantShare) -> None:
         self.tenants[share.name] = share
 

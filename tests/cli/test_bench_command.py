@@ -120,7 +120,9 @@ def test_a_server_that_is_not_there_ends_with_status_1(heddle):
     assert "connection_failed" in result.output
 
 
-@pytest.mark.parametrize(("key", "what"), [(None, "the server wants a key"), ("old", "the server refused this key")])
+@pytest.mark.parametrize(
+    ("key", "what"), [(None, "the server wants a key"), ("old", "the server refused this key")]
+)
 @pytest.mark.parametrize("body", [refusal(401, "invalid_api_key")[1], b'{"error": "Unauthorized"}'])
 def test_a_key_that_is_missing_or_refused_is_said_to_be(key, what, body, bench):
     result = bench(*(("--key", key) if key else ()), answers=[(401, body)])

@@ -60,3 +60,26 @@ def test_version(heddle):
 @pytest.mark.parametrize("args", [["frobnicate"], ["adapters", "frobnicate"], ["adapters", "show"]])
 def test_what_is_no_command_is_status_2(heddle, args):
     assert heddle(*args).exit_code == 2
+
+
+ASKING = [
+    *(
+        "adapters list",
+        "adapters show a",
+        "adapters load a",
+        "adapters evict a",
+        "adapters pin a",
+        "adapters unpin a",
+    ),
+    *("adapters remove a", "adapters versions a", "adapters add a hf:org/a"),
+    *("tenants list", "tenants create t", "tenants show t", "tenants update t", "tenants remove t"),
+    *("keys create --tenant t", "keys list --tenant t", "keys revoke --tenant t k"),
+]
+
+
+@pytest.mark.parametrize("command", [*(f"{one} --url" for one in ASKING), "bench"])
+def test_an_address_that_is_none_is_wrong_usage_of_every_command(heddle, command):
+    result = heddle(*command.split(), "notaurl")
+    assert result.exit_code == 2
+    words = " ".join(result.output.replace("\u2502", " ").split())
+    assert "'notaurl' is not a server's address: give http://HOST:PORT" in words

@@ -146,7 +146,9 @@ def test_keywords_that_cannot_be_enforced_are_refused_by_name(server, schema):
         assert word in refusal(server.complete(guided_json=asked), "guided_json")
 
 
-@pytest.mark.parametrize("cases", [[{"type": "number"}, {"type": "integer"}], [{"const": 1}, {"const": 2}]], ids=str)
+@pytest.mark.parametrize(
+    "cases", [[{"type": "number"}, {"type": "integer"}], [{"const": 1}, {"const": 2}]], ids=str
+)
 def test_cases_that_are_not_plainly_apart_are_refused_with_what_the_caller_can_do(server, cases):
     nested = {"type": "object", "properties": {"a": {"oneOf": cases}}}
     for schema in ({"oneOf": cases}, nested):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -161,6 +163,33 @@ def test_a_data_folder_may_have_any_name(folders: list[Path], tmp_path: Path) ->
     again = AdapterStore.open(data, base_of(2))
     assert again.get("a").version == 1
     assert (data / "registry.sqlite").exists()
+
+
+@pytest.mark.parametrize("where", ["in the data folder", "elsewhere"])
+def test_nobody_else_reads_the_registry(where: str, tmp_path: Path) -> None:
+    """Hashes of keys lie in it, and in the files that SQLite puts beside it while it is open."""
+    data, given = tmp_path / "new" / "data", tmp_path / "given"
+    folder = data if where == "in the data folder" else tmp_path / "new" / "database"
+    database = None if folder == data else f"sqlite:///{folder}/registry.sqlite"
+    given.mkdir(mode=0o755)
+    given.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        stores = [
+            AdapterStore.open(data, base_of(2), database=database),
+            AdapterStore.open(given, base_of(2)),
+        ]
+    finally:
+        os.umask(before)
+    add_tenant(stores[0], "acme")
+    files = list(folder.glob("registry.sqlite*"))
+    assert {file.name for file in files} >= {"registry.sqlite", "registry.sqlite-wal"}
+    assert {stat.filemode(file.stat().st_mode) for file in files} == {"-rw-------"}
+    assert {stat.filemode(made.stat().st_mode) for made in (data, folder)} == {"drwx------"}
+    assert stat.filemode(given.stat().st_mode) == "drwxr-xr-x", "it was there before"
+    assert stat.filemode((given / "registry.sqlite").stat().st_mode) == "-rw-------"
+    for store in stores:
+        store.close()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,12 @@ def add_tenant(store: AdapterStore, name: str, created: datetime = CREATED) -> N
     store.database.write(lambda session: session.add(TenantRow(name=name, created_at=created)))
 
 
+def made(store: AdapterStore) -> datetime:
+    """When public was."""
+    query = sa.select(TenantRow.created_at).where(TenantRow.name == "public")
+    return store.database.read(lambda session: session.scalars(query).one())
+
+
 def test_two_servers_add_to_the_same_counters(open_store: OpenStore) -> None:
     """Each flushes on its own, in threads, rows that exist already and rows that do not."""
     stores = [open_store(), open_store()]
@@ -36,7 +42,9 @@ def test_two_servers_add_to_the_same_counters(open_store: OpenStore) -> None:
         for round_ in range(8):
             for tenant in "abc":
                 used = Usage(1, 2, 3, 1, WHEN + timedelta(seconds=round_))
-                store.usage.count([OfTenant(tenant), OfAdapter(tenant, "public", f"x{round_ % 3}")], used)
+                store.usage.count(
+                    [OfTenant(tenant, CREATED), OfAdapter(tenant, CREATED, "public", f"x{round_ % 3}")], used
+                )
             store.usage.flush()
 
     with ThreadPoolExecutor(6) as threads:
@@ -54,9 +62,9 @@ def test_what_is_counted_but_not_written_is_in_the_answer_and_what_is_written_ou
     open_store: OpenStore,
 ) -> None:
     store = open_store()
-    store.usage.count(accounts("public", []), Usage(1, 10, 5, 0, WHEN))
+    store.usage.count(accounts("public", made(store), []), Usage(1, 10, 5, 0, WHEN))
     assert store.usage.of_tenant("public").usage == Usage(1, 10, 5, 0, WHEN)
-    store.usage.count(accounts("public", []), Usage(1, 1, 1, 1, WHEN))
+    store.usage.count(accounts("public", made(store), []), Usage(1, 1, 1, 1, WHEN))
     store.close()
     found = open_store().usage.of_tenant("public")
     assert found.usage == Usage(2, 11, 6, 1, WHEN)
@@ -66,7 +74,7 @@ def test_what_is_counted_but_not_written_is_in_the_answer_and_what_is_written_ou
 
 def test_a_write_that_fails_loses_nothing(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
-    store.usage.count([OfTenant("public")], Usage(1, 1, 1, 0, WHEN))
+    store.usage.count([OfTenant("public", made(store))], Usage(1, 1, 1, 0, WHEN))
 
     def broken(_work: object) -> None:
         raise StoreError("overloaded", "the database is away")
@@ -75,16 +83,16 @@ def test_a_write_that_fails_loses_nothing(open_store: OpenStore, monkeypatch: py
         patch.setattr(store.database, "write", broken)
         with pytest.raises(StoreError):
             store.usage.flush()
-        store.usage.count([OfTenant("public")], Usage(1, 1, 1, 0, WHEN))
+        store.usage.count([OfTenant("public", made(store))], Usage(1, 1, 1, 0, WHEN))
     assert store.usage.of_tenant("public").usage.requests == 2
 
 
 def test_the_usage_of_a_tenant_that_is_gone_is_dropped(store: AdapterStore) -> None:
     add_tenant(store, "gone")
-    store.usage.count(accounts("gone", []), Usage(1, 1, 1, 0, WHEN))
+    store.usage.count(accounts("gone", CREATED, []), Usage(1, 1, 1, 0, WHEN))
     store.usage.flush()
-    store.usage.count(accounts("gone", []), Usage(1, 1, 1, 0, WHEN))
-    store.usage.count(accounts("public", []), Usage(1, 1, 1, 0, WHEN))
+    store.usage.count(accounts("gone", CREATED, []), Usage(1, 1, 1, 0, WHEN))
+    store.usage.count(accounts("public", made(store), []), Usage(1, 1, 1, 0, WHEN))
     store.database.write(
         lambda session: session.execute(sa.delete(TenantRow).where(TenantRow.name == "gone"))
     )
@@ -92,12 +100,24 @@ def test_the_usage_of_a_tenant_that_is_gone_is_dropped(store: AdapterStore) -> N
     with pytest.raises(StoreError, match="gone"):
         store.usage.of_tenant("gone")
     assert store.usage.of_tenant("public").usage.requests == 1
-    add_tenant(store, "gone", WHEN + timedelta(seconds=1))
-    assert store.usage.of_tenant("gone").usage.requests == 0
-    store.usage.count(accounts("gone", []), Usage(1, 1, 1, 0, WHEN))
-    assert store.usage.of_tenant("gone").usage.requests == 0, "it was another tenant's"
-    store.usage.count(accounts("gone", []), Usage(1, 1, 1, 0, WHEN + timedelta(seconds=2)))
-    assert store.usage.of_tenant("gone").usage.requests == 1
+
+
+def test_what_a_removed_tenants_requests_used_is_not_the_next_ones_of_its_name(store: AdapterStore) -> None:
+    """Also where they end after the new one was made, and both are written at once."""
+    again = CREATED + timedelta(microseconds=1)
+    add_tenant(store, "gone")
+    store.usage.count(accounts("gone", CREATED, []), Usage(1, 1, 1, 0, WHEN))
+    store.database.write(
+        lambda session: session.execute(sa.delete(TenantRow).where(TenantRow.name == "gone"))
+    )
+    add_tenant(store, "gone", again)
+    store.usage.count(accounts("gone", again, []), Usage(1, 20, 30, 0, WHEN))
+    store.usage.count(accounts("gone", CREATED, []), Usage(1, 1, 1, 0, WHEN + timedelta(seconds=2)))
+    found = store.usage.of_tenant("gone")
+    assert found.usage == Usage(1, 20, 30, 0, WHEN)
+    assert [one.usage for one in found.by_adapter] == [found.usage]
+    store.usage.count(accounts("gone", CREATED, []), Usage(1, 1, 1, 0, WHEN + timedelta(seconds=3)))
+    assert store.usage.of_tenant("gone").usage == found.usage
 
 
 def test_a_request_on_several_adapters_counts_once_for_its_tenant(
@@ -105,7 +125,7 @@ def test_a_request_on_several_adapters_counts_once_for_its_tenant(
 ) -> None:
     records = [store.register(folder, name=name).record for folder, name in zip(folders, "aab"[::2])]
     twice = [*records, records[0]]
-    store.usage.count(accounts("public", twice), Usage(1, 7, 5, 0, WHEN))
+    store.usage.count(accounts("public", made(store), twice), Usage(1, 7, 5, 0, WHEN))
     found = store.usage.of_tenant("public")
     assert found.usage == Usage(1, 7, 5, 0, WHEN)
     assert [(one.adapter, one.usage.requests) for one in found.by_adapter] == [("a", 1), ("b", 1)]
@@ -117,7 +137,7 @@ def test_what_was_used_of_an_adapter_stays_when_it_is_removed(
     store: AdapterStore, folders: list[Path]
 ) -> None:
     record = store.register(folders[0], name="a").record
-    store.usage.count(accounts("public", [record]), Usage(1, 7, 5, 0, WHEN))
+    store.usage.count(accounts("public", made(store), [record]), Usage(1, 7, 5, 0, WHEN))
     store.remove("a")
     found = store.usage.of_tenant("public")
     assert [(one.adapter, one.usage.requests) for one in found.by_adapter] == [("a", 1)]

@@ -65,7 +65,7 @@ def test_a_key_holds_256_random_bits():
 def test_nothing_but_the_whole_key_opens(change):
     text = new_key()
     directory = directory_of(key_of(text))
-    assert directory.opened_by(text) == "a"
+    assert directory.opened_by(text).name == "a"
     other = {
         "first": text[:16] + ("A" if text[16] != "A" else "B") + text[17:],
         "last": text[:-1] + ("A" if text[-1] != "A" else "E"),
@@ -91,8 +91,8 @@ def test_secrets_are_compared_in_constant_time_and_found_by_what_is_none(monkeyp
         return hmac.compare_digest(mine, given)
 
     monkeypatch.setattr(directory_module, "hmac", SimpleNamespace(compare_digest=compare))
-    assert directory.opened_by(second) == "b"
-    assert directory.opened_by(first) == "a"
+    assert directory.opened_by(second).name == "b"
+    assert directory.opened_by(first).name == "a"
     hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (first, second)]
     assert compared == [(hashes[0], hashes[1]), (hashes[1], hashes[1]), (hashes[0], hashes[0])]
     assert directory.opened_by(first[:16] + "A" * 42) is None
@@ -162,7 +162,7 @@ def test_removing_a_tenant_closes_its_keys_and_lets_its_requests_finish(tenants)
     assert rest[-1] == "data: [DONE]"
     tenants.server.wait_until(lambda: digest not in engine.adapters)
     tenants.server.wait_until(lambda: not list(tenants.server.config.data_dir.rglob("*.safetensors")))
-    assert "a" not in engine.tenants
+    assert "a" not in engine.shares
 
 
 def test_a_tenant_removed_with_pinned_adapters_leaves_no_pin(tenants):

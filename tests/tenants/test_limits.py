@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 import pytest
 from heddle.api.errors import ApiError
 from heddle.api.tenants.limits import MINUTE, Admission, Bucket, Limiter
-from heddle.api.tenants.records import Limits
+from heddle.api.tenants.records import Limits, Tenant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -22,10 +23,13 @@ class World:
     def __init__(self, **limits: int) -> None:
         self.now = 5 * MINUTE
         self.limits = Limits(**limits)
-        self.limiter = Limiter(lambda _tenant: self.limits, lambda: self.now)
+        self.made = datetime(2026, 1, 1, tzinfo=UTC)
+        """When the tenant was made: later, it is another one."""
+        self.limiter = Limiter(lambda: self.now)
 
     def admit(self, sequences: int = 1, tokens: int = 0) -> Admission:
-        return self.limiter.admit("t", sequences, tokens)
+        tenant = Tenant(name="t", limits=self.limits, created_at=self.made)
+        return self.limiter.admit(tenant, sequences, tokens)
 
     def refused(self, sequences: int = 1, tokens: int = 0) -> ApiError:
         with pytest.raises(ApiError) as refusal:
@@ -102,7 +106,8 @@ def test_who_could_wait_for_ever_is_told_so(limit: str):
     error = world.refused(sequences=3)
     assert error.status == 429
     assert error.message == (
-        f"the limit {limit} = 2 of this tenant is reached: this request alone makes 3 sequences, so it can never be let in"
+        f"the limit {limit} = 2 of this tenant is reached: "
+        "this request alone makes 3 sequences, so it can never be let in"
     )
     world.admit(sequences=2)
     if limit == "concurrent_requests":
@@ -120,6 +125,23 @@ def test_tokens_that_were_not_used_are_given_back_and_more_than_reserved_is_take
     admission.reserve(10)
     admission.close(90, counts=True)
     assert world.refused(tokens=1).retry_after == 13, "20 below zero and one more, at 100 a minute"
+
+
+def test_a_tenant_made_again_begins_with_nothing_under_way_and_full_buckets():
+    """What the one before it still runs neither counts nor, when it ends, gives anything back."""
+    world = World(concurrent_requests=2, requests_per_minute=2, tokens_per_minute=100)
+    old = world.admit(sequences=2)
+    old.reserve(100)
+    world.refused()
+    world.made += timedelta(microseconds=1)
+    new = world.admit(sequences=2)
+    new.reserve(100)
+    world.now += MINUTE
+    old.close(100, counts=True)
+    assert world.limiter.running("t") == 2
+    assert "concurrent_requests = 2" in world.refused().message
+    new.close(100, counts=True)
+    assert world.limiter.running("t") == 0
 
 
 def test_a_refusal_takes_nothing_of_the_other_limits():
@@ -175,7 +197,8 @@ def test_limits_that_change_hold_from_the_next_request_on():
 
 def test_tenants_do_not_share():
     world = World(requests_per_minute=1)
-    for tenant in "abc":
+    for name in "abc":
+        tenant = Tenant(name=name, limits=world.limits, created_at=world.made)
         world.limiter.admit(tenant, 1, 0)
         with pytest.raises(ApiError):
             world.limiter.admit(tenant, 1, 0)

@@ -140,7 +140,7 @@ def test_clients_that_leave_give_back_what_they_held(world: TenantServer, name: 
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         world.server.wait_until(lambda: len(engine.running) == 2)
         connection.close()
-        world.server.wait_until(lambda: not limiter(world).running(name))
+        world.server.wait_until(lambda: not engine.running and not limiter(world).running(name))
     engine.hang_after = None
     # Six times two sequences, each with a prompt of two tokens and at most one of the answer.
     refused(complete(client, max_tokens=240), "tokens_per_minute", 240)

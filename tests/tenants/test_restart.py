@@ -49,7 +49,7 @@ def test_a_restart_brings_tenants_keys_limits_and_pins_back(serve_tenants, base,
         assert a.post("/v1/completions", json={"prompt": "hi", "model": "mine"}).status_code == 200
         for text in (revoked["key"], gone_key):
             assert after.as_(text).get("/v1/models").status_code == 401
-        shares = after.server.engine.tenants
+        shares = after.server.engine.shares
         assert (shares["a"].weight, shares["a"].pool_share) == (2.5, 0.25)
         assert shares["public"].weight == 0.5
         assert set(shares) == {"a", "public"}
@@ -227,10 +227,10 @@ def test_a_tenant_made_at_one_server_is_the_admins_at_the_other_at_once(pair):
 def test_limits_and_weights_reach_the_other_server_and_its_engine(pair):
     one, two = pair
     one.tenant("a")
-    soon(lambda: "a" in two.server.engine.tenants)
+    soon(lambda: "a" in two.server.engine.shares)
     one.admin.patch("/tenants/a", json={"weight": 7, "limits": {"pool_share": 0.5, "max_tokens": 9}})
-    soon(lambda: two.server.engine.tenants["a"].weight == 7)
-    assert two.server.engine.tenants["a"].pool_share == 0.5
+    soon(lambda: two.server.engine.shares["a"].weight == 7)
+    assert two.server.engine.shares["a"].pool_share == 0.5
     assert two.server.state.services.tenants.tenant("a").limits.max_tokens == 9
     assert two.admin.get("/tenants").content == one.admin.get("/tenants").content
 
@@ -247,21 +247,23 @@ def test_a_tenant_removed_at_one_server_is_gone_at_the_other_with_its_adapters(p
     soon(lambda: elsewhere.get("/v1/models").status_code == 401)
     two.server.wait_until(lambda: digest not in two.server.engine.adapters)
     two.server.wait_until(lambda: not list((tmp_path / "shared").rglob("*.safetensors")))
-    assert "a" not in two.server.engine.tenants
+    assert "a" not in two.server.engine.shares
 
 
 def test_a_tenant_removed_and_made_again_between_two_looks_is_another_one_to_the_other_server(pair):
     """Its engine must forget the first one, or the second would find what the first had cached."""
     one, two = pair
     one.tenant("a", weight=3)
-    soon(lambda: "a" in two.server.engine.tenants)
+    soon(lambda: "a" in two.server.engine.shares)
+    first = two.server.engine.shares["a"].name
     forgotten: list[str] = []
     forget = two.server.engine.forget_tenant
     two.server.engine.forget_tenant = lambda name: (forgotten.append(name), forget(name))
     one.admin.delete("/tenants/a")
     one.tenant("a", weight=3)
-    soon(lambda: forgotten == ["a"])
-    soon(lambda: two.server.engine.tenants.get("a") is not None)
+    soon(lambda: forgotten == [first])
+    soon(lambda: "a" in two.server.engine.shares)
+    assert first not in two.server.engine.tenants
 
 
 def test_of_one_tenant_made_at_both_servers_at_once_one_is_refused(pair):
@@ -293,7 +295,7 @@ def test_a_registry_that_is_gone_for_a_while_keeps_nobody_out(tenants, monkeypat
         assert tenants.admin.delete("/tenants/a/keys/key-0").status_code == 503
     tenants.tenant("b")
     store.create("c", 1.0, tenants.server.state.services.tenants.tenant("b").limits)
-    soon(lambda: "c" in tenants.server.engine.tenants)
+    soon(lambda: "c" in tenants.server.engine.shares)
 
 
 # ------------------------------------------------------------------ PostgreSQL, which keeps no NUL in a text

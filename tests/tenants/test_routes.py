@@ -199,14 +199,14 @@ def test_the_last_use_of_a_key_is_noted(tenants):
 
 
 def test_the_engine_is_told_of_every_tenants_share(tenants):
-    told = tenants.server.engine.tenants
+    engine = tenants.server.engine
     tenants.tenant("acme", weight=2.5, limits={"pool_share": 0.25, "queued_requests": 7})
-    share = told["acme"]
+    share = engine.shares["acme"]
     assert (share.weight, share.pool_share, share.queued_requests) == (2.5, 0.25, 7)
     tenants.admin.patch("/tenants/acme", json={"weight": 4, "limits": {"pool_share": None}})
-    share = told["acme"]
+    share = engine.shares["acme"]
     assert (share.weight, share.pool_share, share.queued_requests) == (4, None, 7)
     tenants.admin.patch("/tenants/public", json={"weight": 3})
-    assert told["public"].weight == 3
+    assert engine.shares["public"].weight == 3
     tenants.admin.delete("/tenants/acme")
-    assert set(told) == {"public"}
+    assert set(engine.shares) == {"public"}

@@ -186,6 +186,49 @@ def test_a_shared_digest_says_nothing_of_who_else_uses_it(tenants, ref):
     assert not list(tenants.server.config.data_dir.rglob("*.safetensors"))
 
 
+@pytest.mark.parametrize("to", ["host", "disk"])
+def test_weights_that_another_tenant_pins_are_not_evicted(tenants, to):
+    """Nor is it said whose pin keeps them: the refusal is the same as for weights that a request uses."""
+    a, b, public = tenants.tenant("a"), tenants.tenant("b"), tenants.admin
+    digests = {register(client, "mine", "a", preload=True)["digest"] for client in (a, b, public)}
+    assert len(digests) == 1
+    evict = {"to": to}
+
+    def where() -> set[str]:
+        return {client.get("/adapters/mine").json()["residency"] for client in (a, b, public)}
+
+    engine = tenants.server.engine
+    engine.hang_after = 1
+    with b.stream(
+        "POST", "/v1/completions", json={"prompt": "hi", "model": "mine", "stream": True}
+    ) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        used = b.post("/adapters/mine/evict", json=evict)
+        tenants.server.loop.call_soon_threadsafe(engine.released.set)
+        list(lines)
+    assert a.patch("/adapters/mine", json={"pinned": True}).status_code == 200
+    for client in (b, public):
+        refused = client.post("/adapters/mine/evict", json=evict)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "adapter_in_use")
+        assert refused.content == used.content
+        assert where() == {"device"}
+    assert a.post("/adapters/mine/evict", json=evict).json()["residency"] == to, (
+        "its own pin does not hold it"
+    )
+    assert a.post("/adapters/mine/load").json()["residency"] == "device"
+
+    assert b.patch("/adapters/mine", json={"pinned": True}).status_code == 200
+    for client in (a, b, public):
+        assert client.post("/adapters/mine/evict", json=evict).status_code == 409, "both pin it"
+    assert where() == {"device"}
+    assert a.patch("/adapters/mine", json={"pinned": False}).status_code == 200
+    assert b.post("/adapters/mine/evict", json=evict).json()["residency"] == to
+    assert a.post("/adapters/mine/load").json()["residency"] == "device"
+    assert b.delete("/adapters/mine").status_code == 204
+    assert a.post("/adapters/mine/evict", json=evict).json()["residency"] == to, "nobody pins it any more"
+
+
 def test_a_key_of_public_writes_publics_adapters_and_is_no_admins(tenants):
     public, a = tenants.as_(tenants.key("public")["key"]), tenants.tenant("a")
     register(a, "mine", "b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ BLOCK = 16
 
 @pytest.fixture(scope="module")
 def server(world: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """With its real engine; public has the adapter `shared`."""
+    """With its real engine, one sequence at a time; public has the adapter `shared`."""
     with served(
-        engine={"model": str(world["base"]), "block_size": BLOCK},
+        engine={"model": str(world["base"]), "block_size": BLOCK, "max_num_seqs": 1},
         served_model_name="tiny",
         adapter_roots=[world["adapters"]],
         data_dir=tmp_path_factory.mktemp("prefix"),
@@ -85,6 +86,25 @@ def test_a_tenant_made_again_finds_nothing_the_one_before_it_left(server: Proces
     assert server.client.delete("/tenants/again").status_code == 204
     second = tenant(server, "again")
     assert [cached(second)[0] for _ in range(2)] == [0, len(PROMPT) - 1]
+
+
+def test_a_tenant_made_again_finds_nothing_that_the_one_before_it_computed_since(server: Process) -> None:
+    """The removed tenant's request waits behind public's while the new one is made, and runs after that."""
+    first = tenant(server, "late")
+    long = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with ThreadPoolExecutor(1) as pool, server.client.stream("POST", "/v1/completions", json=long) as running:
+        lines = running.iter_lines()
+        next(lines)
+        queued = pool.submit(cached, first)
+        while server.client.get("/metrics").text.count("heddle_waiting 1.0") != 1:
+            assert not queued.done()
+        assert server.client.delete("/tenants/late").status_code == 204
+        second = tenant(server, "late")
+        assert not queued.done()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert queued.result()[0] == 0
+    assert [cached(second)[0] for _ in range(2)] == [0, len(PROMPT) - 1]
+    assert second.get("/tenants/late/usage").json()["requests"] == 2, "and is not charged for it"
 
 
 def test_usage_of_a_tenant_made_again_begins_at_nothing(server: Process) -> None:
