@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 MAX_LOGPROBS = 20
@@ -37,7 +39,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     """None: a fresh random seed. Any signed 64-bit value, 0 and -1 included, is a real seed."""
     stop: tuple[str, ...] = ()
+    """Also one text, a list or None, as vLLM takes them."""
     stop_token_ids: tuple[int, ...] = ()
+    """Also a list or None."""
     ignore_eos: bool = False
     logprobs: int | None = None
     """How many alternatives are reported with each new token (0: the chosen one alone); None: no
@@ -49,6 +53,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     follow; where something can, end tokens are allowed. `max_tokens` and stop strings may cut it short."""
 
     def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            given: Any = getattr(self, name)
+            if not isinstance(given, tuple):
+                whole = (given,) if isinstance(given, str) else tuple(given or ())
+                msgspec.structs.force_setattr(self, name, whole)
         finite = {
             "temperature": (self.temperature, 0.0, 2.0),
             "top_p": (self.top_p, 0.0, 1.0),

@@ -50,3 +50,12 @@ def test_what_may_be_long_is_gone_through_once() -> None:
         with pytest.raises(ParamError) as refusal:
             made.validate(vocab_size=7)
         assert refusal.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("given", "stop"), [("END", ("END",)), (["a", "b"], ("a", "b")), (None, ()), ((), ()), ([], ())]
+)
+def test_a_stop_text_is_not_taken_apart(given: Any, stop: tuple[str, ...]) -> None:
+    params = SamplingParams(stop=given, stop_token_ids=None)  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids) == (stop, ())
+    assert SamplingParams(stop_token_ids=[5, 6]).stop_token_ids == (5, 6)  # type: ignore[arg-type]
