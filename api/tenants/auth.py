@@ -60,10 +60,10 @@ class Authenticator:
         if self._admin_key is None:
             if is_key(key):
                 return _tenant_of(key, directory)
-            if not self._anyone and host and not is_loopback(_name(f"//{host}")):
+            if not self._anyone and host and not _is_local(_name(f"//{host}")):
                 raise ApiError(
                     "permission_denied",
-                    f"without a key this server answers loopback names alone, and was called as {host}",
+                    f"without a key this server answers under local names alone, and was called as {host}",
                 )
             if origin is not None and not _is_own(origin, host):
                 raise ApiError("permission_denied", f"calls from web pages of {origin} are not allowed")
@@ -87,6 +87,8 @@ def _tenant_of(key: str, directory: Directory | None) -> Caller:
 INSIDE_TENANT = frozenset({"adapters", "v1", "tokenize", "detokenize", "tokenizer_info"})
 """What follows `/tenants/{t}/` in the paths that are the root's, inside that tenant."""
 _ADMINS = frozenset({"metrics", "admin"})
+_RESERVED = (".local", ".internal", ".localhost")
+"""RFC 6762; ICANN's for private use; RFC 6761."""
 
 
 def tenant_in(path: str) -> str | None:
@@ -121,6 +123,13 @@ def _is_own(origin: str, host: str | None) -> bool:
     """Whether a page of `origin` comes from this machine, or from the host name the call itself went to."""
     name = _name(origin)
     return is_loopback(name) or (name != "" and name == _name(f"//{host}"))
+
+
+def _is_local(host: str) -> bool:
+    """Whether nobody on the internet can own this name: loopback, one word, or a suffix reserved for local use."""
+    return (
+        is_loopback(host) or (host != "" and "." not in host and ":" not in host) or host.endswith(_RESERVED)
+    )
 
 
 def _name(url: str) -> str:
