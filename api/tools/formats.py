@@ -13,6 +13,7 @@ import json
 import secrets
 import string
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ Spell = Callable[[str], str]
 TEXT = "TEXT: /(.|\\n)*/"
 
 
-class ToolFormat:
+class ToolFormat(ABC):
     """What a format's parser and its grammars need to know of it."""
 
     name: ClassVar[str]
@@ -41,9 +42,9 @@ class ToolFormat:
     understood."""
 
     @staticmethod
+    @abstractmethod
     def in_template(source: str) -> bool:
         """Whether a chat template tells its model to write calls like this."""
-        raise NotImplementedError
 
     @property
     def markers(self) -> list[str]:
@@ -72,9 +73,9 @@ class ToolFormat:
         """A Lark grammar: calls and nothing else. `functions`: the schema of each one's arguments by name."""
         return "\n".join(["start: calls", self._calls(many, spell), *self._call(functions)])
 
+    @abstractmethod
     def may_call(self, functions: Mapping[str, Mapping[str, Any]], many: bool, spell: Spell) -> str:
         """Any text, and calls whose arguments obey their schemas."""
-        raise NotImplementedError
 
     def answer_or_call(
         self, answer: str, functions: Mapping[str, Mapping[str, Any]], many: bool, spell: Spell
@@ -83,9 +84,9 @@ class ToolFormat:
         rules = ["start: answer | calls", f"answer: {answer}", self._calls(many, spell)]
         return "\n".join([*rules, *self._call(functions)])
 
+    @abstractmethod
     def _calls(self, many: bool, spell: Spell) -> str:
         """The rule `calls`, made of `call`, one object."""
-        raise NotImplementedError
 
     def _call(self, functions: Mapping[str, Mapping[str, Any]]) -> list[str]:
         rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]

@@ -90,7 +90,7 @@ def _dequantised(file: GgufFile, name: str) -> np.ndarray:
     tensor = file.tensors[name]
     try:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # how the library says that it does not know a type
         raise CheckpointError(
             f"{file.path}: tensor {name} has type {tensor.tensor_type.name}: {error}"
         ) from error
