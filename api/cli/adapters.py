@@ -7,7 +7,7 @@ from typing import Any
 
 import rich_click as click
 
-from .admin import FILES, Server, command_of, print_json
+from .admin import FILES, Server, command_of, print_details, print_json
 from .failure import USAGE, fail
 
 
@@ -55,14 +55,7 @@ def versions(server: Server, as_json: bool, name: str) -> None:
 @click.argument("name")
 def show(server: Server, as_json: bool, name: str) -> None:
     """Show everything about one adapter."""
-    from .render import details
-    from .render import show as print_table
-
-    answer = server.call("GET", server.path(name))
-    if as_json:
-        print_json(answer)
-    else:
-        print_table(details(answer))
+    print_details(server.call("GET", server.path(name)), as_json)
 
 
 @_command

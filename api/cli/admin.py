@@ -134,6 +134,16 @@ def print_json(answer: Any) -> None:
     click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
 
 
+def print_details(answer: Any, as_json: bool) -> None:
+    """Every field of one thing, a line each."""
+    from .render import details, show
+
+    if as_json:
+        print_json(answer)
+    else:
+        show(details(answer))
+
+
 def _connection_options(command: Command, in_tenant: bool) -> Command:
     options = [
         click.option(

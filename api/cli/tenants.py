@@ -8,7 +8,7 @@ import rich_click as click
 
 from ...core import byte_size
 from ..tenants.records import Limits
-from .admin import Server, command_of, print_json
+from .admin import Server, command_of, print_details, print_json
 from .values import FiniteRange
 
 Given = tuple[str, int | float | None]
@@ -105,14 +105,7 @@ def create(
 @click.argument("name")
 def show(server: Server, as_json: bool, name: str) -> None:
     """Show one tenant: its weight and its limits."""
-    from .render import details
-    from .render import show as print_table
-
-    answer = server.call("GET", server.tenant_path(name))
-    if as_json:
-        print_json(answer)
-    else:
-        print_table(details(answer))
+    print_details(server.call("GET", server.tenant_path(name)), as_json)
 
 
 @_command
