@@ -43,15 +43,16 @@ def linears() -> None:
         weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
         scale, half = torch.rand(n), torch.randn(n, k).half()
         single = half.float()
+        codes, held_half, held_single = cpu.hold(weight), cpu.hold(half), cpu.hold(single.clone())
         for rows in (1, 4, 16, 64, 256):
             x, work = torch.randn(rows, k).clamp(-5, 5), 2e-9 * rows * k * n
             speeds = [
                 work / seconds(call)
                 for call in (
-                    lambda: cpu.linear_int8(x, weight, scale, None),  # noqa: B023
-                    lambda: cpu.linear_w8a8(x, weight, scale, None, 6.0),  # noqa: B023
-                    lambda: cpu.linear_invariant(x, half, None),  # noqa: B023
-                    lambda: cpu.linear_invariant(x, single, None),  # noqa: B023
+                    lambda: cpu.linear_int8(x, codes, scale, None),  # noqa: B023
+                    lambda: cpu.linear_w8a8(x, codes, scale, None, 6.0),  # noqa: B023
+                    lambda: cpu.linear_invariant(x, held_half, None),  # noqa: B023
+                    lambda: cpu.linear_invariant(x, held_single, None),  # noqa: B023
                     lambda: F.linear(x, single),  # noqa: B023
                 )
             ]

@@ -18,6 +18,7 @@ from typing import Protocol, cast
 
 import torch
 
+from .dense_weight import DenseWeight
 from .packed_weight import PackedWeight
 from .pool import Pool
 
@@ -115,19 +116,22 @@ class Ops(Protocol):
 
     ROWS_INVARIANT: bool
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def hold(self, matrix: torch.Tensor) -> DenseWeight:
+        """A matrix [N, K], float or int8, in the order that the linears here read it; it may be reordered in place."""
+
+    def linear(self, x: torch.Tensor, weight: DenseWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N]. weight may be of a narrower float dtype.
 
         May be a vendor's matrix product, whose order of sums depends on T.
         """
 
     def linear_invariant(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self, x: torch.Tensor, weight: DenseWeight, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """`linear` in an order of sums fixed by K: what `--batch-invariant` runs."""
 
     def linear_int8(
-        self, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+        self, x: torch.Tensor, weight: DenseWeight, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]
 
@@ -137,7 +141,7 @@ class Ops(Protocol):
     def linear_w8a8(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: DenseWeight,
         scale: torch.Tensor,
         bias: torch.Tensor | None,
         threshold: float,
@@ -158,7 +162,7 @@ class Ops(Protocol):
         g = j // group_size. x [T, K] float, weight [N, K] in 4 or 8 bit (`PackedWeight` has the layout), -> [T, N].
         """
 
-    def embedding(self, token_ids: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def embedding(self, token_ids: torch.Tensor, weight: DenseWeight, dtype: torch.dtype) -> torch.Tensor:
         """Rows of weight [vocab, hidden] for int64 ids [T], as `dtype`."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

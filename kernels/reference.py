@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from .dense_weight import DenseWeight
 from .ops import W8A8_SMALLEST, AdapterTables, AttentionBatch, LoraBatch
 from .packed_weight import PackedWeight
 from .pool import ROW_ALIGN, Pool
@@ -17,12 +18,17 @@ from .pool import ROW_ALIGN, Pool
 ROWS_INVARIANT = False
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def hold(matrix: torch.Tensor) -> DenseWeight:
+    """The matrix as it is."""
+    return DenseWeight(matrix, (matrix.shape[0], matrix.shape[1]))
+
+
+def linear(x: torch.Tensor, weight: DenseWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """y[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]"""
-    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    return F.linear(x, weight.matrix().to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
-def linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear_invariant(x: torch.Tensor, weight: DenseWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """y[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]
 
     One row at a time, each at the same alignment, so that T cannot matter.
@@ -34,26 +40,26 @@ def linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
 
 
 def linear_int8(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor, weight: DenseWeight, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]"""
-    y = F.linear(x.float(), weight.float()) * scale
+    y = F.linear(x.float(), weight.matrix().float()) * scale
     if bias is not None:
         y = y + bias.float()
     return y.to(x.dtype)
 
 
 def linear_w8a8(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, threshold: float
+    x: torch.Tensor, weight: DenseWeight, scale: torch.Tensor, bias: torch.Tensor | None, threshold: float
 ) -> torch.Tensor:
     """y[t, n] = scale[n] * (s[t] * sum_k codes[t, k] * weight[n, k] + sum_j x[t, j] * weight[n, j]) + bias[n]"""
-    wide = x.float()
+    wide, matrix = x.float(), weight.matrix()
     ordinary = wide.abs() < (threshold or torch.inf)  # NaN is never below
     inside, outliers = wide.masked_fill(~ordinary, 0), wide.masked_fill(ordinary, 0)
     largest = inside.abs().amax(dim=1, keepdim=True)
     codes = torch.round(inside * torch.where(largest > W8A8_SMALLEST, 127 / largest, 0))
-    sums = (codes.double() @ weight.double().T).float()  # float64 holds every sum of integers here exactly
-    y = (sums * (largest / 127) + F.linear(outliers, weight.float())) * scale
+    sums = (codes.double() @ matrix.double().T).float()  # float64 holds every sum of integers here exactly
+    y = (sums * (largest / 127) + F.linear(outliers, matrix.float())) * scale
     if bias is not None:
         y = y + bias.float()
     return y.to(x.dtype)
@@ -68,9 +74,9 @@ def linear_w4(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) 
     return y.to(x.dtype)
 
 
-def embedding(token_ids: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def embedding(token_ids: torch.Tensor, weight: DenseWeight, dtype: torch.dtype) -> torch.Tensor:
     """y[t] = weight[token_ids[t]]"""
-    return F.embedding(token_ids, weight).to(dtype)
+    return weight.rows(token_ids).to(dtype)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -118,12 +118,12 @@ class Int8Linear:
         target: Target,
         threshold: float | None = None,
     ) -> None:
-        self.weight = weight.to(target.device)
+        self.weight = target.ops.hold(weight.to(target.device))
         self.absmax = absmax.to(target.device)
         self.scale = self.absmax / 127
         self.bias = None if bias is None else bias.to(target.device)
-        tensors = (self.weight, self.absmax, self.scale, self.bias)
-        self.weight_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        held = (self.weight, self.absmax, self.scale, self.bias)
+        self.weight_bytes = sum(part.nbytes for part in held if part is not None)
         self.threshold = threshold
         self._ops = target.ops
 
@@ -133,7 +133,7 @@ class Int8Linear:
         return self._ops.linear_int8(x, self.weight, self.scale, self.bias)
 
     def dequantize(self) -> torch.Tensor:
-        return self.weight.float() * self.absmax.unsqueeze(1) * (1 / 127)
+        return self.weight.matrix().float() * self.absmax.unsqueeze(1) * (1 / 127)
 
     def rows(self, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         codes = self._ops.embedding(indices, self.weight, torch.float32)

@@ -36,9 +36,9 @@ class FloatLinear:
     """A weight [N, K] that is multiplied as it is; it may be narrower than the activations."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, target: Target) -> None:
-        self.weight = weight
+        self.weight = target.ops.hold(weight)
         self.bias = bias
-        self.weight_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.weight_bytes = self.weight.nbytes + (0 if bias is None else bias.nbytes)
         self._ops = target.ops
         self._product = target.ops.linear_invariant if target.batch_invariant else target.ops.linear
 
@@ -46,7 +46,7 @@ class FloatLinear:
         return self._product(x, self.weight, self.bias)
 
     def dequantize(self) -> torch.Tensor:
-        return self.weight.float()
+        return self.weight.matrix().float()
 
     def rows(self, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return self._ops.embedding(indices, self.weight, dtype)

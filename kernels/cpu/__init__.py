@@ -6,6 +6,7 @@ from one thread, which shares its work among `set_num_threads` of them.
 
 from __future__ import annotations
 
+from ..dense_weight import in_panels as hold
 from ..reference import embedding
 from .attention import paged_attention
 from .linear_w4 import linear_w4
@@ -22,6 +23,7 @@ __all__ = [
     "add_lora",
     "add_rms_norm",
     "embedding",
+    "hold",
     "linear",
     "linear_int8",
     "linear_invariant",

@@ -22,13 +22,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ..dense_weight import PAIR, PANEL, DenseWeight
 from ..ops import W8A8_MAX_K, W8A8_SMALLEST
 from .arrays import address, array_at, dense
 from .compiled import compiled, inner
-from .integer_dots import integer_dots
-from .products import STRIP
+from .linears import STRIP
+from .panels import ROWS, panel_products
 from .team import TEAM, share
 from .vector_ir import LANES, add_weighted_rows
+
+COLUMNS = STRIP * PANEL
+"""Of the output, worked on together."""
 
 CACHED_CODES = 65536
 """Codes worked on together (128 KiB: a share of the second-level cache)."""
@@ -82,42 +86,18 @@ def _number_columns(places, counts, k):  # type: ignore[no-untyped-def]
             if numbers[j] < 0:
                 numbers[j], columns[found] = found, j
                 found += 1
-            places[t, i] = numbers[j] * STRIP
+            places[t, i] = numbers[j] * COLUMNS
     return columns[:found]
 
 
 @inner
-def _code_products(sums, first, last, codes, w, n, width, k):  # type: ignore[no-untyped-def]
-    """sums[(t - first) * STRIP + i] = codes of row t . row n + i of w, for t from `first` to `last` and i < width."""
-    t = first
-    while t < last:
-        pair = last - t >= 2
-        s0, x0, i = (t - first) * STRIP, t * k, 0
-        s1, x1 = s0 + STRIP, x0 + k
-        while pair and i + 4 <= width:
-            w0 = (n + i) * k
-            integer_dots(sums, (s0 + i, s1 + i), codes, (x0, x1), w, (w0, w0 + k, w0 + 2 * k, w0 + 3 * k), k)
-            i += 4
-        while not pair and i + 8 <= width:
-            w0, w4 = (n + i) * k, (n + i + 4) * k
-            low, high = (w0, w0 + k, w0 + 2 * k, w0 + 3 * k), (w4, w4 + k, w4 + 2 * k, w4 + 3 * k)
-            integer_dots(sums, (s0 + i,), codes, (x0,), w, low + high, k)
-            i += 8
-        while i < width:
-            integer_dots(sums, (s0 + i,), codes, (x0,), w, ((n + i) * k,), k)
-            if pair:
-                integer_dots(sums, (s1 + i,), codes, (x1,), w, ((n + i) * k,), k)
-            i += 1
-        t += 2 if pair else 1
-
-
-@inner
-def _widen_columns(table, columns, w, n, width, k):  # type: ignore[no-untyped-def]
-    """table[c * STRIP + i] = w[n + i, columns[c]], zeros from i = width on."""
+def _widen_columns(table, columns, w, n, width, panel_size):  # type: ignore[no-untyped-def]
+    """table[c * COLUMNS + i] = weight[n + i, columns[c]], zeros from i = width on. `n` is where a panel begins."""
     table[:] = np.float32(0)
     for c in range(columns.size):
+        within = n // PANEL * panel_size + columns[c] // PAIR * (PANEL * PAIR) + columns[c] % PAIR
         for i in range(width):
-            table[c * STRIP + i] = np.float32(w[(n + i) * k + columns[c]])
+            table[c * COLUMNS + i] = np.float32(w[within + i // PANEL * panel_size + i % PANEL * PAIR])
 
 
 @inner
@@ -134,34 +114,44 @@ def _finish(row, sums, row_scale, deltas, scale, bias):  # type: ignore[no-untyp
 def _columns(  # type: ignore[no-untyped-def]
     part, parts, out, codes, row_scales, values, places, counts, outlier_columns, w, scale, bias, k
 ):  # fmt: skip
-    """One part of the columns of out [rows, size]; `codes` [rows * k] and `w` [size * k] are flat."""
+    """One part of the columns of out [rows, size]; `codes` [rows * k] and `w` (in panels) are flat."""
     rows, size = out.shape
-    strips = (size + STRIP - 1) // STRIP
-    begin, end = strips * part // parts * STRIP, min(strips * (part + 1) // parts * STRIP, size)
-    block = max(2, CACHED_CODES // k // 2 * 2)
-    sums = np.empty(min(block, rows) * STRIP, np.int32)
-    table, deltas = np.empty(outlier_columns.size * STRIP, np.float32), np.zeros(STRIP, np.float32)
+    panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
+    begin, end = panels * part // parts, panels * (part + 1) // parts
+    block = max(1, CACHED_CODES // (k * ROWS)) * ROWS
+    sums = np.empty(ROWS * COLUMNS, np.int32)
+    table, deltas = np.empty(outlier_columns.size * COLUMNS, np.float32), np.zeros(COLUMNS, np.float32)
     flat = values.reshape(values.size)
     for first in range(0, rows, block):
         last = min(first + block, rows)
-        for n in range(begin, end, STRIP):
-            width = min(STRIP, end - n)
-            _code_products(sums, first, last, codes, w, n, width, k)
-            _widen_columns(table, outlier_columns, w, n, width, k)
-            for t in range(first, last):
-                deltas[:] = np.float32(0)
-                if counts[t]:
-                    add_weighted_rows(
-                        deltas, (0,), flat, (t * k,), table, places[t], 0, counts[t], (0, LANES, 2 * LANES)
-                    )
-                row, place = out[t, n : n + width], (t - first) * STRIP
-                _finish(row, sums[place : place + width], row_scales[t], deltas, scale[n:end], bias[n:end])
+        for q in range(begin, end, STRIP):
+            count, n = min(STRIP, end - q), q * PANEL
+            width, t, tiles = min(count * PANEL, size - n), first, (last - first + ROWS - 1) // ROWS
+            _widen_columns(table, outlier_columns, w, n, width, panel_size)
+            for left in range(tiles, 0, -1):
+                height = (last - t + left - 1) // left  # tiles of like height
+                panel_products(sums, COLUMNS, codes, t * k, k, height, w, q * panel_size, count, k)
+                for m in range(height):
+                    outliers = counts[t + m]
+                    if outliers:
+                        deltas[:] = np.float32(0)
+                        for i in range(0, COLUMNS, 3 * LANES):
+                            add_weighted_rows(
+                                deltas, (i,), flat, ((t + m) * k,), table, places[t + m], i, outliers,
+                                (0, LANES, 2 * LANES),
+                            )  # fmt: skip
+                    row, place = out[t + m, n : n + width], m * COLUMNS
+                    _finish(row, sums[place : place + width], row_scales[t + m], deltas, scale[n:], bias[n:])
+                    if outliers:
+                        deltas[:] = np.float32(0)
+                t += height
 
 
 @compiled
 def _product(words, out_at, x_at, rows, w_at, size, scale_at, bias_at, limit, k):  # type: ignore[no-untyped-def]
     real = np.float32(0)
-    x, w = array_at(x_at, real, (rows, k)), array_at(w_at, np.int8(0), (size * k,))
+    stored = (size + PANEL - 1) // PANEL * PANEL * ((k + 1) // PAIR * PAIR)
+    x, w = array_at(x_at, real, (rows, k)), array_at(w_at, np.int8(0), (stored,))
     codes, row_scales = np.empty((rows, k), np.int16), np.empty(rows, np.float32)
     values, places, counts = (
         np.empty((rows, k), np.float32),
@@ -171,7 +161,7 @@ def _product(words, out_at, x_at, rows, w_at, size, scale_at, bias_at, limit, k)
     parts = max(1, min(rows, rows * k // PART_VALUES))
     share(words, parts, _quantize, (codes, row_scales, values, places, counts, x, np.int32(limit)))
     outlier_columns = _number_columns(places, counts, k)
-    parts = max(1, min(rows * size * k // PART_PRODUCTS, size // STRIP))
+    parts = max(1, min(rows * size * k // PART_PRODUCTS, size // COLUMNS))
     share(
         words, parts, _columns,
         (
@@ -183,18 +173,17 @@ def _product(words, out_at, x_at, rows, w_at, size, scale_at, bias_at, limit, k)
 
 
 def linear_w8a8(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, threshold: float
+    x: torch.Tensor, weight: DenseWeight, scale: torch.Tensor, bias: torch.Tensor | None, threshold: float
 ) -> torch.Tensor:
     """y[t, n] = scale[n] * (s[t] * sum_k codes[t, k] * weight[n, k] + sum_j x[t, j] * weight[n, j]) + bias[n]"""
-    rows, k = x.shape
-    size = weight.shape[0]
+    rows, (size, k) = x.shape[0], weight.shape
     assert k <= W8A8_MAX_K
     out = torch.empty((rows, size), dtype=torch.float32)
     if rows and size:
         values, scale, bias = dense(x), dense(scale), None if bias is None else dense(bias)
         limit = np.float32(threshold or np.inf)
         _product(
-            TEAM.words, out.data_ptr(), values.data_ptr(), rows, weight.data_ptr(), size, scale.data_ptr(),
+            TEAM.words, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(), size, scale.data_ptr(),
             address(bias), int(limit.view(np.int32)), k,
         )  # fmt: skip
     return out if x.dtype is torch.float32 else out.to(x.dtype)

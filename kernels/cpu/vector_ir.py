@@ -65,12 +65,12 @@ def _define_dots(function: Any, rows: int, columns: int, x_type: Any, w_type: An
         with cgutils.for_range_slice(b, start, stop, size.type(lanes), size.type) as (k, _):
             if lanes == LANES:
                 ask_for_next(k)
-            values = [_widened(b, w, k, w_type, lanes) for w in ws]
+            values = [widened(b, w, k, w_type, lanes) for w in ws]
             for m, x in enumerate(xs):
-                factor = _widened(b, x, k, x_type, lanes)
+                factor = widened(b, x, k, x_type, lanes)
                 for n, value in enumerate(values):
                     slot = sums[m * columns + n]
-                    b.store(_fma(b, factor, value, b.load(slot)), slot)
+                    b.store(fused(b, factor, value, b.load(slot)), slot)
 
     def ask_for_next(k: Any) -> None:
         """Fetch what lies behind these w rows, most likely the next tile, while this one is worked on."""
@@ -79,7 +79,7 @@ def _define_dots(function: Any, rows: int, columns: int, x_type: Any, w_type: An
         for line in range(0, step * w_type.bitwidth // 8, CACHE_LINE):
             prefetch(b, b.gep(behind, [size.type(line * 8 // w_type.bitwidth)]))
 
-    lane_sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(rows * columns)]
+    lane_sums = [cgutils.alloca_once_value(b, splat(b, _F32(0.0))) for _ in range(rows * columns)]
     add_products(lane_sums, size.type(0), whole, LANES)
     sums = [
         cgutils.alloca_once_value(b, value) for value in _tree_sums(b, [b.load(slot) for slot in lane_sums])
@@ -133,19 +133,19 @@ def _define_weighted_rows(function: Any, rows: int, groups: int, v_type: Any) ->
     b = ir.IRBuilder(function.append_basic_block("entry"))
     outs, weights = function.args[:rows], function.args[rows : 2 * rows]
     starts, (values, v_rows, count) = function.args[2 * rows : -3], function.args[-3:]
-    sums = [cgutils.alloca_once_value(b, _splat(b, _F32(0.0))) for _ in range(rows * groups)]
+    sums = [cgutils.alloca_once_value(b, splat(b, _F32(0.0))) for _ in range(rows * groups)]
     with cgutils.for_range_slice(b, count.type(0), count, count.type(1), count.type) as (j, _):
         row = b.gep(values, [b.load(b.gep(v_rows, [j]))])
         for line in range(0, groups * LANES * v_type.bitwidth // 8, CACHE_LINE):  # the columns to come
             prefetch(b, b.gep(row, [b.add(starts[-1], count.type(LANES + line * 8 // v_type.bitwidth))]))
-        factors = [_splat(b, b.load(b.gep(weight, [j]))) for weight in weights]
+        factors = [splat(b, b.load(b.gep(weight, [j]))) for weight in weights]
         for n, start in enumerate(
             starts
         ):  # one value at a time: with 12 sums and 3 factors that fills 16 registers
-            value = _widened(b, row, start, v_type, LANES)
+            value = widened(b, row, start, v_type, LANES)
             for m, factor in enumerate(factors):
                 slot = sums[m * groups + n]
-                b.store(_fma(b, factor, value, b.load(slot)), slot)
+                b.store(fused(b, factor, value, b.load(slot)), slot)
     for i, slot in enumerate(sums):
         m, n = divmod(i, groups)
         target = b.bitcast(b.gep(outs[m], [starts[n]]), ir.VectorType(_F32, LANES).as_pointer())
@@ -186,7 +186,7 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         pointer = pointers(context, b, signature, args)[0]
-        return _widened(b, pointer, args[1], signature.args[0].dtype, 1)
+        return widened(b, pointer, args[1], signature.args[0].dtype, 1)
 
     return types.float32(array, index), generate
 
@@ -218,7 +218,7 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     """x * y + z, rounded once, in float32"""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        return _fma(b, *args)
+        return fused(b, *args)
 
     return types.float32(types.float32, types.float32, types.float32), generate
 
@@ -245,10 +245,10 @@ def _reduction(start: float, combine: Any) -> Any:
         def run(first: Any, last: Any, value: Any, lanes: int) -> Any:
             slot = cgutils.alloca_once_value(b, value)
             with cgutils.for_range_slice(b, first, last, count.type(lanes), count.type) as (k, _):
-                b.store(combine(b, b.load(slot), _widened(b, pointer, k, dtype, lanes)), slot)
+                b.store(combine(b, b.load(slot), widened(b, pointer, k, dtype, lanes)), slot)
             return b.load(slot)
 
-        lanes = run(count.type(0), whole, _splat(b, _F32(start)), LANES)
+        lanes = run(count.type(0), whole, splat(b, _F32(start)), LANES)
         return run(whole, count, _tree(b, lanes, lambda left, right: combine(b, left, right)), 1)
 
     return generate
@@ -262,7 +262,7 @@ def pointers(context: Any, b: Any, signature: Any, args: Any) -> list[Any]:
     ]
 
 
-def _widened(b: Any, pointer: Any, offset: Any, dtype: Any, lanes: int) -> Any:
+def widened(b: Any, pointer: Any, offset: Any, dtype: Any, lanes: int) -> Any:
     """`lanes` elements from `pointer` + offset, as float32: a vector, or a scalar for one lane."""
 
     def shaped(element: Any) -> Any:
@@ -283,13 +283,14 @@ def _widened(b: Any, pointer: Any, offset: Any, dtype: Any, lanes: int) -> Any:
     return b.bitcast(b.shl(b.zext(read(_I16, 2), shaped(_I32)), sixteen), shaped(_F32))
 
 
-def _splat(b: Any, value: Any) -> Any:
+def splat(b: Any, value: Any, lanes: int = LANES) -> Any:
     """A vector with `value` in all lanes."""
+    kind = ir.VectorType(value.type, lanes)
     if isinstance(value, ir.Constant):
-        return ir.Constant(ir.VectorType(_F32, LANES), [value.constant] * LANES)
-    vector = ir.Constant(ir.VectorType(_F32, LANES), ir.Undefined)
+        return ir.Constant(kind, [value.constant] * lanes)
+    vector = ir.Constant(kind, ir.Undefined)
     first = b.insert_element(vector, value, _I32(0))
-    return b.shuffle_vector(first, vector, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+    return b.shuffle_vector(first, vector, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
 
 
 def _tree(b: Any, vector: Any, combine: Any) -> Any:
@@ -338,7 +339,8 @@ def _add_halves(b: Any, left: Any, right: Any, width: int) -> Any:
     )
 
 
-def _fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+def fused(b: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z, rounded once."""
     suffix = "f32" if z.type == _F32 else f"v{z.type.count}f32"
     kind = ir.FunctionType(z.type, [z.type] * 3)
     return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.{suffix}"), [x, y, z])

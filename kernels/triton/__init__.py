@@ -5,6 +5,8 @@ Not run on a GPU yet: the kernels are tested under Triton's interpreter and comp
 
 from __future__ import annotations
 
+from ..reference import hold
+from . import lora, tiles
 from .attention import paged_attention
 from .elementwise import add_rms_norm, embedding, rms_norm, rope_and_write_kv, silu_mul
 from .linear_w8a8 import linear_w8a8
@@ -12,12 +14,16 @@ from .linears import linear, linear_int8, linear_invariant, linear_w4
 from .lora import add_lora
 
 ROWS_INVARIANT = True
+BUILT_FOR_ROWS = (*(tile.rows for tile in tiles.FEW), lora.FEW_PAIRS + 1)
+"""Numbers of rows of which each reaches kernels that the others do not."""
 
 __all__ = [
+    "BUILT_FOR_ROWS",
     "ROWS_INVARIANT",
     "add_lora",
     "add_rms_norm",
     "embedding",
+    "hold",
     "linear",
     "linear_int8",
     "linear_invariant",

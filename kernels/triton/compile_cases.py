@@ -11,6 +11,7 @@ import torch
 from ..ops import AdapterTables, AttentionBatch, LoraBatch
 from ..packed_weight import PackedWeight
 from ..pool import Pool, PoolLayout
+from ..reference import hold
 from . import attention, elementwise, linears, lora, tiles
 from .linear_w8a8 import linear_w8a8
 
@@ -59,9 +60,9 @@ def _linears(dtype: torch.dtype, numbers: Sequence[int]) -> Iterator[Case]:
     for (n, k), rows in product(SHAPES, numbers):
         x = meta(rows, k, dtype=dtype)
         scale = meta(n, dtype=torch.float32)
-        yield partial(linears.linear, x, meta(n, k, dtype=dtype), None)
-        yield partial(linears.linear_int8, x, meta(n, k, dtype=torch.int8), scale, None)
-        yield partial(linear_w8a8, x, meta(n, k, dtype=torch.int8), scale, None, 6.0)
+        yield partial(linears.linear, x, hold(meta(n, k, dtype=dtype)), None)
+        yield partial(linears.linear_int8, x, hold(meta(n, k, dtype=torch.int8)), scale, None)
+        yield partial(linear_w8a8, x, hold(meta(n, k, dtype=torch.int8)), scale, None, 6.0)
         for bits, group_size in product((4, 8), (128, 32)):
             groups = k // group_size
             weight = PackedWeight(
@@ -124,7 +125,7 @@ def _lora(dtype: torch.dtype, numbers: Sequence[int]) -> Iterator[Case]:
 
 
 def _rows(dtype: torch.dtype, numbers: Sequence[int]) -> Iterator[Case]:
-    weight, table = meta(HIDDEN, dtype=dtype), meta(VOCAB, HIDDEN, dtype=dtype)
+    weight, table = meta(HIDDEN, dtype=dtype), hold(meta(VOCAB, HIDDEN, dtype=dtype))
     for rows in numbers:
         x = meta(rows, HIDDEN, dtype=dtype)
         yield partial(elementwise.rms_norm, x, weight, 1e-5)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..dense_weight import DenseWeight
 from ..pool import Pool
 from .launch import cdiv, launch, next_power_of_2
 
@@ -162,16 +163,16 @@ def _embedding(token_ids, weight, out, width, BLOCK: tl.constexpr):  # type: ign
     tl.store(out + row * width + column, value.to(tl.float32), mask=inside)
 
 
-def embedding(token_ids: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def embedding(token_ids: torch.Tensor, weight: DenseWeight, dtype: torch.dtype) -> torch.Tensor:
     """y[t] = weight[token_ids[t]]"""
     rows, width = token_ids.shape[0], weight.shape[1]
-    out = torch.empty((rows, width), dtype=dtype, device=weight.device)
+    out = torch.empty((rows, width), dtype=dtype, device=weight.values.device)
     if rows:
         launch(
             _embedding,
             (rows, cdiv(width, COLUMNS)),
             token_ids,
-            weight,
+            weight.values,
             out,
             width,
             BLOCK=COLUMNS,

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..dense_weight import DenseWeight
 from ..ops import W8A8_MAX_K, W8A8_SMALLEST
 from .launch import cdiv, launch
 
@@ -55,7 +56,7 @@ def _codes_and_outliers(  # type: ignore[no-untyped-def]
 
 
 def linear_w8a8(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, threshold: float
+    x: torch.Tensor, weight: DenseWeight, scale: torch.Tensor, bias: torch.Tensor | None, threshold: float
 ) -> torch.Tensor:
     """y[t, n] = scale[n] * (s[t] * sum_k codes[t, k] * weight[n, k] + sum_j x[t, j] * weight[n, j]) + bias[n]"""
     (rows, k), n = x.shape, weight.shape[0]
@@ -71,7 +72,7 @@ def linear_w8a8(
     tile_rows = 16 if rows <= FEW_ROWS else 64
     launch(
         _codes_and_outliers, (cdiv(rows, tile_rows), cdiv(n, COLUMNS)),
-        x, factors, largest / 127, weight, scale, bias, out, rows, n, k, x.stride(0), limit,
+        x, factors, largest / 127, weight.values, scale, bias, out, rows, n, k, x.stride(0), limit,
         BLOCK_M=tile_rows, BLOCK_N=COLUMNS, STEP=STEP, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=4, num_stages=3,
     )  # fmt: skip

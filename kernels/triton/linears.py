@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..dense_weight import DenseWeight
 from ..packed_weight import PackedWeight
 from . import tiles
 from .launch import cdiv, launch
@@ -13,24 +14,24 @@ from .linear_kernels import _dequantise, _few_rows, _few_rows_packed, _finish, _
 from .tiles import STEP
 
 
-def linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear_invariant(x: torch.Tensor, weight: DenseWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """y[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]"""
-    return _plain(x, weight, None, bias)
+    return _plain(x, weight.values, None, bias)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: DenseWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """`linear_invariant`: whether a vendor's product is worth its order of sums is for a measurement to say."""
-    return _plain(x, weight, None, bias)
+    return _plain(x, weight.values, None, bias)
 
 
 def linear_int8(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor, weight: DenseWeight, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]
 
     int8 is exact in every float dtype, so the products run on tensor cores and the scale is applied once.
     """
-    return _plain(x, weight, scale, bias)
+    return _plain(x, weight.values, scale, bias)
 
 
 def linear_w4(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:

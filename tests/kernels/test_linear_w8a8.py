@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from heddle.kernels import cpu, triton
-from heddle.kernels.cpu import integer_dots
+from heddle.kernels.cpu import panels
 from heddle.kernels.ops import W8A8_MAX_K, Ops
 
 Check = Callable[..., None]
@@ -59,7 +59,7 @@ def test_codes_times_weights_and_outliers_in_float(
 ) -> None:
     weight, scale = layer(n, k)
     x, bias = activations(rows, k), torch.randn(n) if with_bias else None
-    got = ops.linear_w8a8(x, weight, scale, bias, THRESHOLD)
+    got = ops.linear_w8a8(x, ops.hold(weight.clone()), scale, bias, THRESHOLD)
     check(got, expected(x, weight, scale, bias, THRESHOLD), slack=4)
 
 
@@ -68,7 +68,7 @@ def test_by_hand(ops: Ops) -> None:
     x = torch.tensor([[2.54, -0.05, 8.0, 2.0]])
     weight = torch.tensor([[1, 2, 3, 4], [0, 0, -5, 0], [-127, 0, 0, 0]], dtype=torch.int8)
     scale, bias = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([0.0, 0.25, 0.0])
-    got = ops.linear_w8a8(x, weight, scale, bias, THRESHOLD)
+    got = ops.linear_w8a8(x, ops.hold(weight.clone()), scale, bias, THRESHOLD)
     steps = [127 - 2 * 2 + 100 * 4, 0, -127 * 127]
     want = [steps[0] * 0.02 + 24, 2 * -40 + 0.25, 0.5 * steps[2] * 0.02]
     torch.testing.assert_close(got[0], torch.tensor(want), rtol=1e-6, atol=0)
@@ -100,21 +100,25 @@ def test_one_row_equals_bitsandbytes(
             want = linear(x)
         state = linear.state
         codes, scale = state.CB, state.SCB / 127
-        got = ops.linear_w8a8(x, codes, scale, bias, threshold)
+        got = ops.linear_w8a8(x, ops.hold(codes.clone()), scale, bias, threshold)
         torch.testing.assert_close(got, want, rtol=3e-5, atol=3e-5 * want.abs().max().item())
 
 
 def test_without_a_threshold_every_number_is_rounded(ops: Ops, check: Check) -> None:
     weight, scale = layer(20, 50)
     x = activations(6, 50)
-    check(ops.linear_w8a8(x, weight, scale, None, 0.0), expected(x, weight, scale, None, 0.0), slack=4)
+    check(
+        ops.linear_w8a8(x, ops.hold(weight.clone()), scale, None, 0.0),
+        expected(x, weight, scale, None, 0.0),
+        slack=4,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_activations(ops: Ops, check: Check, dtype: torch.dtype) -> None:
     weight, scale = layer(40, 200)
     x, bias = activations(7, 200).to(dtype), torch.randn(40).to(dtype)
-    got = ops.linear_w8a8(x, weight, scale, bias, THRESHOLD)
+    got = ops.linear_w8a8(x, ops.hold(weight.clone()), scale, bias, THRESHOLD)
     assert got.dtype == dtype
     check(got, expected(x, weight, scale, bias, THRESHOLD))
 
@@ -122,14 +126,14 @@ def test_16_bit_activations(ops: Ops, check: Check, dtype: torch.dtype) -> None:
 def test_rows_that_are_a_slice_of_wider_ones(ops: Ops, check: Check) -> None:
     weight, scale = layer(30, 64)
     x = activations(6, 200)[:, 40:104]
-    got = ops.linear_w8a8(x, weight, scale, None, THRESHOLD)
+    got = ops.linear_w8a8(x, ops.hold(weight.clone()), scale, None, THRESHOLD)
     check(got, expected(x, weight, scale, None, THRESHOLD), slack=4)
 
 
 def test_many_rows_need_more_than_one_block_of_codes(ops: Ops, check: Check) -> None:
     weight, scale = layer(50, 2048)
     x = activations(70, 2048)
-    got = ops.linear_w8a8(x, weight, scale, None, THRESHOLD)
+    got = ops.linear_w8a8(x, ops.hold(weight.clone()), scale, None, THRESHOLD)
     check(got, expected(x, weight, scale, None, THRESHOLD), slack=20)
 
 
@@ -140,7 +144,7 @@ def test_rows_of_zeros_tiny_values_and_nothing_but_outliers(ops: Ops, check: Che
     x[1], x[2] = 1e-40, 1e-30
     x[3] = torch.randn(40).sign() * 50
     x[4, 3] = -7
-    got = ops.linear_w8a8(x, weight, scale, None, THRESHOLD)
+    got = ops.linear_w8a8(x, ops.hold(weight.clone()), scale, None, THRESHOLD)
     assert torch.equal(got[[0, 5]], torch.zeros(2, 30))
     assert got[1].abs().max() < 1e-35
     check(got[2:5], expected(x[2:5], weight, scale, None, THRESHOLD), slack=4)
@@ -153,9 +157,9 @@ def test_nan_and_infinity_stay_in_their_own_row(ops: Ops, rows: int, threshold: 
     weight, scale = layer(40, 100)
     weight[weight == 0] = 1
     x = activations(rows, 100)
-    clean = ops.linear_w8a8(x[3:], weight, scale, None, threshold)
+    clean = ops.linear_w8a8(x[3:], ops.hold(weight.clone()), scale, None, threshold)
     x[0, 5], x[1, 3], x[2, 7], x[2, 8] = torch.inf, torch.nan, -torch.inf, torch.inf
-    got = ops.linear_w8a8(x, weight, scale, None, threshold)
+    got = ops.linear_w8a8(x, ops.hold(weight.clone()), scale, None, threshold)
     assert got[0].isinf().all()
     assert got[1].isnan().all()
     assert not got[2].isfinite().any()
@@ -167,7 +171,7 @@ def test_sums_up_to_the_longest_row_are_exact(ops: Ops) -> None:
     k = 4099 if ops is triton else W8A8_MAX_K
     for value in (-128, 127):
         weight = torch.full((1, k), value, dtype=torch.int8)
-        got = ops.linear_w8a8(torch.ones(2, k), weight, torch.ones(1), None, THRESHOLD)
+        got = ops.linear_w8a8(torch.ones(2, k), ops.hold(weight), torch.ones(1), None, THRESHOLD)
         torch.testing.assert_close(got, torch.full((2, 1), float(value * k)), rtol=2e-7, atol=0)
 
 
@@ -177,12 +181,13 @@ def test_a_row_with_an_outlier_changes_no_bit_of_a_quiet_neighbour(ops: Ops) -> 
     quiet, loud = torch.randn(1, 33), torch.randn(1, 33)
     quiet *= 3 / quiet.abs().max()
     loud[0, 0] = 60
-    alone = ops.linear_w8a8(quiet, weight, scale, None, THRESHOLD)[0]
+    held = ops.hold(weight)
+    alone = ops.linear_w8a8(quiet, held, scale, None, THRESHOLD)[0]
     for rows in (2, 8):
         for place in range(rows):
             batch = loud.repeat(rows, 1)
             batch[place] = quiet
-            assert torch.equal(ops.linear_w8a8(batch, weight, scale, None, THRESHOLD)[place], alone)
+            assert torch.equal(ops.linear_w8a8(batch, held, scale, None, THRESHOLD)[place], alone)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -190,36 +195,39 @@ def test_a_row_with_an_outlier_changes_no_bit_of_a_quiet_neighbour(ops: Ops) -> 
 def test_bits_of_a_row_do_not_depend_on_its_company(n: int, k: int, threads: int) -> None:
     """Any number of rows from 1 to 40, any place among them, any row's neighbours: the same bits."""
     weight, scale = layer(n, k)
-    bias, x = torch.randn(n), activations(40, k)
+    bias, x, held = torch.randn(n), activations(40, k), cpu.hold(weight)
     before = cpu.team.TEAM.num_threads
     cpu.team.TEAM.resize(threads)
     try:
-        alone = torch.cat([cpu.linear_w8a8(row, weight, scale, bias, THRESHOLD) for row in x.split(1)])
+        alone = torch.cat([cpu.linear_w8a8(row, held, scale, bias, THRESHOLD) for row in x.split(1)])
         for rows in range(1, 41):
             for part in (slice(rows), slice(40 - rows, 40)):
-                assert torch.equal(cpu.linear_w8a8(x[part], weight, scale, bias, THRESHOLD), alone[part])
+                assert torch.equal(cpu.linear_w8a8(x[part], held, scale, bias, THRESHOLD), alone[part])
         order = torch.randperm(40)
-        assert torch.equal(cpu.linear_w8a8(x[order], weight, scale, bias, THRESHOLD), alone[order])
+        assert torch.equal(cpu.linear_w8a8(x[order], held, scale, bias, THRESHOLD), alone[order])
     finally:
         cpu.team.TEAM.resize(before)
 
 
-@pytest.mark.parametrize("k", [1, 15, 16, 17, 100])
-@pytest.mark.parametrize("x86", [False, integer_dots.X86_PAIRS])
-def test_integer_dots_with_and_without_x86s_instruction(
-    monkeypatch: pytest.MonkeyPatch, k: int, x86: bool
+@pytest.mark.parametrize("k", [1, 2, 15, 16, 100])
+@pytest.mark.parametrize("rows", range(1, panels.ROWS + 1))
+@pytest.mark.parametrize("x86", [False, panels.X86_PAIRS])
+def test_integer_products_with_and_without_x86s_instruction(
+    monkeypatch: pytest.MonkeyPatch, rows: int, k: int, x86: bool
 ) -> None:
-    monkeypatch.setattr(integer_dots, "X86_PAIRS", x86)
-    dots = integer_dots.integer_dots
+    monkeypatch.setattr(panels, "X86_PAIRS", x86)
+    products = panels.panel_products
 
     @numba.njit
-    def tile(out, x, w, k):  # type: ignore[no-untyped-def]
-        dots(out, (0, 3), x, (0, k), w, (0, k, 2 * k), k)
+    def tile(out, x, w, count, k):  # type: ignore[no-untyped-def]
+        products(out, out.size // rows, x, 0, k, rows, w, 0, count, k)
 
-    x = np.random.default_rng(k).integers(-127, 128, (2, k)).astype(np.int16)
-    w = np.random.default_rng(k + 1).integers(-128, 128, (3, k)).astype(np.int8)
-    out = np.zeros(6, np.int32)
-    tile(out, x.ravel(), w.ravel(), k)
-    assert out.reshape(2, 3).tolist() == (x.astype(np.int64) @ w.astype(np.int64).T).tolist()
+    for count in (1, 7):
+        x = np.random.default_rng(k).integers(-127, 128, (rows, k)).astype(np.int16)
+        w = np.random.default_rng(k + 1).integers(-128, 128, (8 * count, k)).astype(np.int8)
+        held = cpu.hold(torch.from_numpy(w.copy())).values.numpy()
+        out = np.zeros(rows * 8 * count, np.int32)
+        tile(out, x.ravel(), held.ravel(), count, k)
+        assert (out.reshape(rows, -1) == x.astype(np.int64) @ w.astype(np.int64).T).all()
     code = next(iter(tile.inspect_llvm().values()))
     assert ("llvm.x86.avx2.pmadd.wd" in code) == x86

@@ -177,8 +177,8 @@ def test_bits_do_not_depend_on_the_number_of_threads(
             out,
             attention.pool.memory.clone(),
             cpu.paged_attention(attention.q, attention.pool, attention.layer, attention.batch, 0.125),
-            cpu.linear_int8(x, weight, scale, None),
-            cpu.linear_invariant(x, weight.half(), None),
+            cpu.linear_int8(x, cpu.hold(weight.clone()), scale, None),
+            cpu.linear_invariant(x, cpu.hold(weight.half()), None),
             cpu.silu_mul(gate_up),
             *cpu.add_rms_norm(x, x * 2, norm, 1e-5),
         ]

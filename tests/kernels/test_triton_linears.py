@@ -35,11 +35,15 @@ def layer(form: str, n: int, k: int, group_size: int = 32) -> tuple[Layer, torch
     bias = torch.randn(n)
     if form == "float":
         weight = torch.randn(n, k)
-        return lambda x: triton.linear_invariant(x, weight.to(x.dtype), bias), weight.double(), bias
+        return (
+            lambda x: triton.linear_invariant(x, triton.hold(weight.to(x.dtype)), bias),
+            weight.double(),
+            bias,
+        )
     if form == "int8":
         codes, scale = torch.randint(-127, 128, (n, k), dtype=torch.int8), torch.rand(n) / 127
         wide = codes.double() * scale.double().unsqueeze(1)
-        return lambda x: triton.linear_int8(x, codes, scale, bias), wide, bias
+        return lambda x: triton.linear_int8(x, triton.hold(codes), scale, bias), wide, bias
     held = packed(n, k, group_size, int(form[0]), ordered="ordered" in form)
     wide = held.values().double()
     if held.order is not None:
@@ -73,7 +77,9 @@ def test_parts_are_fixed_by_the_weight_alone(n: int, k: int, parts: int) -> None
     weight = torch.empty(n, k, dtype=torch.float16, device="meta")
     for rows in (1, 7, 16, 17, 33, 64):
         with recorded(run=False) as launches:
-            linears.linear(torch.empty(rows, k, dtype=torch.float16, device="meta"), weight, None)
+            linears.linear(
+                torch.empty(rows, k, dtype=torch.float16, device="meta"), triton.hold(weight), None
+            )
         assert launches[0].grid[1] == parts
         assert names(launches) == (["few_rows"] if parts == 1 else ["few_rows", "finish"])
     assert tiles.part_size(n, k) % tiles.STEP == 0
