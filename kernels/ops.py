@@ -119,6 +119,9 @@ class Ops(Protocol):
     def hold(self, matrix: torch.Tensor) -> DenseWeight:
         """A matrix [N, K], float or int8, in the order that the linears here read it; it may be reordered in place."""
 
+    def hold_packed(self, weight: PackedWeight) -> PackedWeight:
+        """A packed weight in rows, in the order that `linear_w4` here reads it."""
+
     def linear(self, x: torch.Tensor, weight: DenseWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N]. weight may be of a narrower float dtype.
 
@@ -159,7 +162,7 @@ class Ops(Protocol):
     def linear_w4(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """y[t, n] = sum_j x[t, order[j]] * (codes[n, j] - zeros[n, g]) * scales[n, g] + bias[n]
 
-        g = j // group_size. x [T, K] float, weight [N, K] in 4 or 8 bit (`PackedWeight` has the layout), -> [T, N].
+        g = j // group_size. x [T, K] float, weight [N, K] in 4 or 8 bit, as `hold_packed` left it, -> [T, N].
         """
 
     def embedding(self, token_ids: torch.Tensor, weight: DenseWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -186,6 +189,8 @@ class Ops(Protocol):
         slot_mapping: torch.Tensor,
     ) -> torch.Tensor:
         """Rotate q and k by halves (as Hugging Face's LLaMA) and put k and v into the pool; returns the rotated q.
+
+        A quantised pool gets codes and scales (`PoolLayout.quantised`).
 
         q [T, H, D], k and v [T, Hk, D] (may be strided views of one fused output), positions int64 [T], cos and sin
         float32 [max positions, D / 2].

@@ -1,13 +1,20 @@
-"""A weight in 4 or 8 bit codes, a scale and a zero for each group: the one layout of every packed form."""
+"""A weight in 4 or 8 bit codes, a scale and a zero for each group: the one layout of every packed form.
+
+And the same codes in panels, the order in which a CPU's products read them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from .dense_weight import PAIR, PANEL
+
 BLOCK = 16
 """In-features that are packed together, and what group sizes are multiples of."""
+_CHUNK = 1 << 20
+"""Codes unpacked at a time, so that no unpacked copy of a weight shows in memory."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +33,18 @@ class PackedWeight:
     bits: int
     group_size: int
     """A multiple of 16, except that one group may hold all of K."""
+    panels_of: int | None = None
+    """N, where the rows lie in panels of 8 (`dense_weight`), the last filled up with zeros: scales and zeros are then
+    [ceil(N / 8), G, 8]; codes [ceil(N / 8), K / 2, 8] in 4 bit, a byte for each pair of in-features of which the first
+    is its low half, and [ceil(N / 8), K / 2, 8, 2] in 8 bit."""
 
     @property
     def out_features(self) -> int:
-        return self.codes.shape[0]
+        return self.codes.shape[0] if self.panels_of is None else self.panels_of
 
     @property
     def in_features(self) -> int:
-        return self.codes.shape[1] * 8 // self.bits
+        return self.codes.shape[1] * (PAIR if self.panels_of is not None else 8 // self.bits)
 
     @property
     def nbytes(self) -> int:
@@ -42,9 +53,18 @@ class PackedWeight:
 
     def values(self) -> torch.Tensor:
         """What the codes stand for, in their own order: float32 [N, K], each rounded once."""
-        codes = unpack(self.codes, self.bits).float()
+        codes, scales, zeros = self._rows()
         group = torch.arange(codes.shape[1], device=codes.device) // self.group_size
-        return (codes - self.zeros.float()[:, group]) * self.scales.float()[:, group]
+        return (codes.float() - zeros.float()[:, group]) * scales.float()[:, group]
+
+    def _rows(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Codes uint8 [N, K], scales and zeros [N, G]."""
+        n = self.panels_of
+        if n is None:
+            return unpack(self.codes, self.bits), self.scales, self.zeros
+        pairs = self.codes if self.bits == 8 else torch.stack([self.codes & 15, self.codes >> 4], dim=3)
+        scales, zeros = (part.transpose(1, 2).flatten(0, 1)[:n] for part in (self.scales, self.zeros))
+        return pairs.transpose(1, 2).flatten(2).flatten(0, 1)[:n], scales, zeros
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -61,3 +81,28 @@ def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
         return packed
     blocks = packed.view(packed.shape[0], -1, BLOCK // 2)
     return torch.stack([blocks & 15, blocks >> 4], dim=2).flatten(1)
+
+
+def in_panels(weight: PackedWeight) -> PackedWeight:
+    """The same weight with its rows in panels."""
+    n, k = weight.out_features, weight.in_features
+    panels, step = -(-n // PANEL), max(1, _CHUNK // (PANEL * k)) * PANEL
+    shape = (panels, k // PAIR, PANEL) if weight.bits == 4 else (panels, k // PAIR, PANEL, PAIR)
+    held = torch.empty(shape, dtype=torch.uint8, device=weight.codes.device)
+    for first in range(0, n, step):
+        codes = _filled_up(unpack(weight.codes[first : first + step], weight.bits))
+        pairs = codes.view(-1, PANEL, k // PAIR, PAIR).transpose(1, 2)
+        if weight.bits == 4:
+            pairs = pairs[..., 0] | pairs[..., 1] << 4
+        held[first // PANEL : first // PANEL + len(pairs)] = pairs
+    scales, zeros = (
+        _filled_up(part).unflatten(0, (panels, PANEL)).transpose(1, 2).contiguous()
+        for part in (weight.scales, weight.zeros)
+    )
+    return replace(weight, codes=held, scales=scales, zeros=zeros, panels_of=n)
+
+
+def _filled_up(rows: torch.Tensor) -> torch.Tensor:
+    """With rows of zeros up to a multiple of `PANEL`."""
+    missing = -len(rows) % PANEL
+    return torch.cat([rows, rows.new_zeros((missing, rows.shape[1]))]) if missing else rows

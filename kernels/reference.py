@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from .dense_weight import DenseWeight
 from .ops import W8A8_SMALLEST, AdapterTables, AttentionBatch, LoraBatch
 from .packed_weight import PackedWeight
-from .pool import ROW_ALIGN, Pool
+from .pool import KV_SMALLEST, ROW_ALIGN, Pool
 
 ROWS_INVARIANT = False
 
@@ -21,6 +21,11 @@ ROWS_INVARIANT = False
 def hold(matrix: torch.Tensor) -> DenseWeight:
     """The matrix as it is."""
     return DenseWeight(matrix, (matrix.shape[0], matrix.shape[1]))
+
+
+def hold_packed(weight: PackedWeight) -> PackedWeight:
+    """The weight as it is."""
+    return weight
 
 
 def linear(x: torch.Tensor, weight: DenseWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -110,9 +115,24 @@ def rope_and_write_kv(
     key_cache, value_cache = pool.kv(layer)  # [blocks, Hk, block_size, D]
     block = slot_mapping // pool.layout.block_size
     offset = slot_mapping % pool.layout.block_size
-    key_cache[block, :, offset] = _rotate(k, cos, sin).to(key_cache.dtype)
-    value_cache[block, :, offset] = v.to(value_cache.dtype)
+    if pool.layout.quantised:
+        key_scales, value_scales = pool.kv_scales(layer)  # [blocks, Hk, block_size]
+        rotated = _rotate(k.float(), cos, sin)
+        key_cache[block, :, offset], key_scales[block, :, offset] = _quantised(rotated)
+        value_cache[block, :, offset], value_scales[block, :, offset] = _quantised(v.float())
+    else:
+        key_cache[block, :, offset] = _rotate(k, cos, sin).to(key_cache.dtype)
+        value_cache[block, :, offset] = v.to(value_cache.dtype)
     return _rotate(q, cos, sin)
+
+
+def _quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors x float32 [..., D] as int8 codes and their scales [...]; `PoolLayout.quantised` says how."""
+    largest = x.abs().amax(dim=-1)  # NaN where one is
+    finite, zero = largest.isfinite(), largest.new_zeros(())
+    scales = torch.where(largest > KV_SMALLEST, largest / 127, zero).masked_fill(~finite, torch.nan)
+    factors = torch.where(finite & (largest > KV_SMALLEST), 127 / largest, zero).unsqueeze(-1)
+    return torch.round(x.masked_fill(~finite.unsqueeze(-1), 0) * factors).to(torch.int8), scales
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -126,21 +146,28 @@ def paged_attention(
 ) -> torch.Tensor:
     """out[i, h] = softmax_j(scale * q[i, h] . k[j, h']) @ v[:, h'] over j up to row i's own position"""
     key_cache, value_cache = pool.kv(layer)
+    key_scales, value_scales = pool.kv_scales(layer) if pool.layout.quantised else (None, None)
     group = q.shape[1] // pool.layout.num_kv_heads
     starts = batch.cu_seqlens_q.tolist()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
-    def context_of(cache: torch.Tensor, sequence: int, length: int) -> torch.Tensor:
+    def context_of(
+        cache: torch.Tensor, scales: torch.Tensor | None, sequence: int, length: int
+    ) -> torch.Tensor:
         """The first `length` tokens of a sequence, one copy a query head: float32 [H, length, D]."""
         blocks = batch.block_tables[sequence, : -(-length // pool.layout.block_size)].long()
-        tokens = cache[blocks].transpose(1, 2).flatten(0, 1)[:length]  # [length, Hk, D]
-        return tokens.float().repeat_interleave(group, dim=1).transpose(0, 1)
+        vectors = cache[blocks].float()
+        if scales is not None:
+            vectors *= scales[blocks].unsqueeze(-1)
+        tokens = vectors.transpose(1, 2).flatten(0, 1)[:length]  # [length, Hk, D]
+        return tokens.repeat_interleave(group, dim=1).transpose(0, 1)
 
     for sequence, length in enumerate(batch.context_lens.tolist()):
         first, last = starts[sequence], starts[sequence + 1]
         if first == last:
             continue
-        keys, values = context_of(key_cache, sequence, length), context_of(value_cache, sequence, length)
+        keys = context_of(key_cache, key_scales, sequence, length)
+        values = context_of(value_cache, value_scales, sequence, length)
         own = torch.arange(length - (last - first), length, device=q.device)  # positions of the rows
         hidden = torch.arange(length, device=q.device) > own.unsqueeze(1)  # [rows, length]
         scores = (q[first:last].float().transpose(0, 1) @ keys.transpose(1, 2)) * scale

@@ -21,9 +21,9 @@ class PackedLinear:
     """A packed weight [N, K] that stays packed; multiplied as the values it stands for."""
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, target: Target) -> None:
-        self.weight = weight
+        self.weight = target.ops.hold_packed(weight)
         self.bias = bias
-        self.weight_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.weight_bytes = self.weight.nbytes + (0 if bias is None else bias.nbytes)
         self._ops = target.ops
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from one thread, which shares its work among `set_num_threads` of them.
 from __future__ import annotations
 
 from ..dense_weight import in_panels as hold
+from ..packed_weight import in_panels as hold_packed
 from ..reference import embedding
 from .attention import paged_attention
 from .linear_w4 import linear_w4
@@ -24,6 +25,7 @@ __all__ = [
     "add_rms_norm",
     "embedding",
     "hold",
+    "hold_packed",
     "linear",
     "linear_int8",
     "linear_invariant",

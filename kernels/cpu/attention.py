@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..ops import AttentionBatch
-from ..pool import Pool
+from ..pool import SCALE_BYTES, Pool
 from .arrays import KINDS, array_at, dense
 from .compiled import compiled, inner
 from .exponential import exp
@@ -73,11 +73,21 @@ def _add_values(out, out_at, heads, weights, at, step, pool, tokens, value_at, l
 
 
 @inner
+def _multiply(scores, at, factors, count):  # type: ignore[no-untyped-def]
+    """scores[at + j] *= factors[j]"""
+    for j in range(count):
+        store(scores, at + j, load(scores, at + j) * load(factors, j))
+
+
+@inner
 def _rows_of_one_head(  # type: ignore[no-untyped-def]
-    out, q, pool, tokens, scores, q_rows, score_rows, first, last, length, kv_head, group, num_heads,
-    head_dim, block_size, value_at, scale,
+    out, q, pool, tokens, key_scales, value_scales, scores, q_rows, score_rows, first, last, length, kv_head, group,
+    num_heads, head_dim, block_size, value_at, scale,
 ):  # fmt: skip
-    """Rows first to last of one sequence, of which the last sees `length` tokens, for the queries of one kv head."""
+    """Rows first to last of one sequence, of which the last sees `length` tokens, for the queries of one kv head.
+
+    Scales are of the sequence's tokens at this head; none where the cache holds floats.
+    """
     step = tokens.size  # scores of one (row, head) and the next
     count = (last - first) * group
     for m in range(count):
@@ -89,6 +99,9 @@ def _rows_of_one_head(  # type: ignore[no-untyped-def]
         row_products(
             scores, score_rows, start, q, q_rows, 0, count, pool, tokens[start:], at, width, head_dim
         )
+    if key_scales.size:
+        for m in range(count):
+            _multiply(scores, m * step, key_scales, length)
     for row in range(first, last):
         seen = length - (last - 1 - row)
         at_row, scores_at = q_rows[(row - first) * group], (row - first) * group * step
@@ -98,6 +111,8 @@ def _rows_of_one_head(  # type: ignore[no-untyped-def]
             weight = np.float32(1.0) / _softmax(scores, scores_at + h * step, seen, scale)
             for j in range(scores_at + h * step, scores_at + h * step + seen):
                 store(scores, j, load(scores, j) * weight)
+            if value_scales.size:
+                _multiply(scores, scores_at + h * step, value_scales, seen)
         for start in range(0, seen, KEYS):  # from zero at every KEYS-th position, whatever the row
             width = min(KEYS, seen - start)
             _add_values(
@@ -107,8 +122,22 @@ def _rows_of_one_head(  # type: ignore[no-untyped-def]
 
 
 @inner
+def _gather_scales(  # type: ignore[no-untyped-def]
+    key_scales, value_scales, scales, table, length, kv_head, kv_heads, block_size, block_step, scales_at
+):
+    """Of a sequence's first `length` tokens, at one head. Steps and places are in bytes."""
+    for start in range(0, length, block_size):
+        at = (
+            np.int64(table[start // block_size]) * block_step + scales_at
+        ) // SCALE_BYTES + kv_head * block_size
+        for j in range(start, min(start + block_size, length)):
+            key_scales[j] = scales[at + j - start]
+            value_scales[j] = scales[at + kv_heads * block_size + j - start]
+
+
+@inner
 def _attend(  # type: ignore[no-untyped-def]
-    part, parts, out, q, pool, block_tables, starts, lengths, num_heads, kv_heads, head_dim, block_size,
+    part, parts, out, q, pool, scales, block_tables, starts, lengths, num_heads, kv_heads, head_dim, block_size,
     block_step, layer_at, value_at, scale,
 ):  # fmt: skip
     """One part of all (kv head, row) pairs of the batch; a sequence's pairs are ordered by head, then row."""
@@ -121,6 +150,8 @@ def _attend(  # type: ignore[no-untyped-def]
     tokens = np.empty(longest, np.int64)  # where each token of the current sequence begins, in elements
     scores = np.empty(ROWS * group * longest, np.float32)
     q_rows, score_rows = np.empty(ROWS * group, np.int64), np.empty(ROWS * group, np.int64)
+    scaled = longest if scales.size else 0
+    key_scales, value_scales = np.empty(scaled, np.float32), np.empty(scaled, np.float32)
     for s in range(lengths.size):
         first, last, length = np.int64(starts[s]), np.int64(starts[s + 1]), np.int64(lengths[s])
         if last * kv_heads <= begin or end <= first * kv_heads:
@@ -130,21 +161,26 @@ def _attend(  # type: ignore[no-untyped-def]
             for j in range(start, min(start + block_size, length)):
                 tokens[j] = at + (j - start) * head_dim
         for kv_head in range(kv_heads):
+            if scales.size:
+                _gather_scales(
+                    key_scales, value_scales, scales, block_tables[s], length, kv_head, kv_heads, block_size,
+                    block_step, layer_at + 2 * value_at,
+                )  # fmt: skip
             pair = first * kv_heads + kv_head * (last - first)  # of this head's first row
             row = first + max(begin - pair, 0)
             stop = first + min(end - pair, last - first)
             while row < stop:
                 until = min(row + ROWS, stop)
                 _rows_of_one_head(
-                    out, q, pool, tokens, scores, q_rows, score_rows, row, until, length - (last - until),
-                    kv_head, group, num_heads, head_dim, block_size, value_at, scale,
+                    out, q, pool, tokens, key_scales, value_scales, scores, q_rows, score_rows, row, until,
+                    length - (last - until), kv_head, group, num_heads, head_dim, block_size, value_at, scale,
                 )  # fmt: skip
                 row = until
 
 
 @compiled
 def _attention(  # type: ignore[no-untyped-def]
-    words, out, q, rows, pool, kind, pool_size, block_tables, width, starts, lengths, sequences, num_heads,
+    words, out, q, rows, pool, kind, pool_size, num_scales, block_tables, width, starts, lengths, sequences, num_heads,
     kv_heads, head_dim, block_size, block_step, layer_at, value_at, scale,
 ):  # fmt: skip
     real, integer = np.float32(0), np.int32(0)
@@ -158,8 +194,8 @@ def _attention(  # type: ignore[no-untyped-def]
         words, parts, _attend,
         (
             array_at(out, real, (count,)), array_at(q, real, (count,)), array_at(pool, kind, (pool_size,)),
-            array_at(block_tables, integer, (sequences, width)), begins, contexts, num_heads, kv_heads, head_dim,
-            block_size, block_step, layer_at, value_at, np.float32(scale),
+            array_at(pool, real, (num_scales,)), array_at(block_tables, integer, (sequences, width)), begins, contexts,
+            num_heads, kv_heads, head_dim, block_size, block_step, layer_at, value_at, np.float32(scale),
         ),
     )  # fmt: skip
 
@@ -176,7 +212,8 @@ def paged_attention(
         queries, tables = dense(q), batch.block_tables.contiguous()
         _attention(
             TEAM.words, out.data_ptr(), queries.data_ptr(), rows, pool.memory.data_ptr(), KINDS[layout.kv_dtype],
-            pool.memory.numel() // itemsize, tables.data_ptr(), tables.shape[1], batch.cu_seqlens_q.data_ptr(),
+            pool.memory.numel() // itemsize, pool.memory.numel() // SCALE_BYTES if layout.quantised else 0,
+            tables.data_ptr(), tables.shape[1], batch.cu_seqlens_q.data_ptr(),
             batch.context_lens.data_ptr(), tables.shape[0], num_heads, layout.num_kv_heads, head_dim,
             layout.block_size, layout.block_bytes // itemsize, layer * (layout.layer_bytes // itemsize),
             layout.num_kv_heads * layout.block_size * head_dim, scale,

@@ -21,7 +21,7 @@ PART_PRODUCTS = 150_000
 
 
 @inner
-def _scaled(out, at, sums, sums_at, scale, bias, n, width):  # type: ignore[no-untyped-def]
+def scaled(out, at, sums, sums_at, scale, bias, n, width):  # type: ignore[no-untyped-def]
     """out[at + i] = sums[sums_at + i] * scale[n + i] + bias[n + i] for i < width; either may be empty."""
     if scale.size and bias.size:
         for i in range(width):
@@ -58,7 +58,7 @@ def _columns(part, parts, out, x, rows, w, size, scale, bias, k):  # type: ignor
                 height = (last - t + left - 1) // left  # tiles of like height
                 panel_products(sums, STRIP * PANEL, x, t * k, k, height, w, q * panel_size, count, k)
                 for m in range(height):
-                    _scaled(out, (t + m) * size + n, sums, m * STRIP * PANEL, scale, bias, n, width)
+                    scaled(out, (t + m) * size + n, sums, m * STRIP * PANEL, scale, bias, n, width)
                 t += height
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..pool import Pool
+from ..pool import KV_SMALLEST, SCALE_BYTES, Pool
 from .arrays import KINDS, address, array_at, dense, dense_rows
 from .compiled import compiled, inner
 from .exponential import exp
@@ -88,6 +88,66 @@ def _rope_rows(  # type: ignore[no-untyped-def]
             _rotate(pool, place, k, t * k_step + h * head_dim, cos, sin, angle_at, half)
             for i in range(head_dim):
                 store(pool, place + value_at + i, load(v, t * v_step + h * head_dim + i))
+
+
+@inner
+def _quantise(codes, at, scales, scale_at, x, x_at, size):  # type: ignore[no-untyped-def]
+    """codes[at + i] and scales[scale_at]: the vector x[x_at + i] as `PoolLayout.quantised` has it."""
+    most, finite = np.float32(0.0), True
+    for i in range(size):
+        value = abs(load(x, x_at + i))
+        finite = finite and value < np.inf  # NaN is never below
+        most = max(most, value)
+    scale, factor = np.float32(0.0), np.float32(0.0)
+    if not finite:
+        scale = np.float32(np.nan)
+    elif most > np.float32(KV_SMALLEST):
+        scale, factor = most / np.float32(127.0), np.float32(127.0) / most
+    scales[scale_at] = scale
+    for i in range(size):
+        codes[at + i] = np.int8(np.rint(load(x, x_at + i) * factor)) if finite else np.int8(0)
+
+
+@inner
+def _rope_rows_int8(  # type: ignore[no-untyped-def]
+    part, parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, codes, scales, slots, num_heads, kv_heads,
+    head_dim, block_size, block_step, layer_at, rows,
+):  # fmt: skip
+    half, value_at = head_dim // 2, kv_heads * block_size * head_dim
+    rotated = np.empty(head_dim, np.float32)
+    for t in range(rows * part // parts, rows * (part + 1) // parts):
+        angle_at = positions[t] * half
+        for h in range(num_heads):
+            at = (t * num_heads + h) * head_dim
+            _rotate(out, at, q, t * q_step + h * head_dim, cos, sin, angle_at, half)
+        block, offset = slots[t] // block_size, slots[t] % block_size
+        for h in range(kv_heads):
+            layer, place = block * block_step + layer_at, h * block_size + offset
+            key_scale = (layer + 2 * value_at) // SCALE_BYTES + place
+            _rotate(rotated, 0, k, t * k_step + h * head_dim, cos, sin, angle_at, half)
+            at = layer + place * head_dim
+            _quantise(codes, at, scales, key_scale, rotated, 0, head_dim)
+            value_scale, from_v = key_scale + kv_heads * block_size, t * v_step + h * head_dim
+            _quantise(codes, at + value_at, scales, value_scale, v, from_v, head_dim)
+
+
+@compiled
+def _rope_all_int8(  # type: ignore[no-untyped-def]
+    words, parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, num_angles, pool, pool_size,
+    slots, num_heads, kv_heads, head_dim, block_size, block_step, layer_at, rows,
+):  # fmt: skip
+    real, integer = np.float32(0), np.int64(0)
+    share(
+        words, parts, _rope_rows_int8,
+        (
+            array_at(out, real, (rows * num_heads * head_dim,)), array_at(q, real, (rows * q_step,)), q_step,
+            array_at(k, real, (rows * k_step,)), k_step, array_at(v, real, (rows * v_step,)), v_step,
+            array_at(positions, integer, (rows,)), array_at(cos, real, (num_angles,)),
+            array_at(sin, real, (num_angles,)), array_at(pool, np.int8(0), (pool_size,)),
+            array_at(pool, real, (pool_size // SCALE_BYTES,)), array_at(slots, integer, (rows,)), num_heads, kv_heads,
+            head_dim, block_size, block_step, layer_at, rows,
+        ),
+    )  # fmt: skip
 
 
 @compiled
@@ -173,6 +233,15 @@ def rope_and_write_kv(
         assert cos.dtype == sin.dtype == torch.float32
         itemsize = layout.kv_dtype.itemsize
         (queries, q_step), (keys, k_step), (values, v_step) = dense_rows(q), dense_rows(k), dense_rows(v)
+        if layout.quantised:
+            _rope_all_int8(
+                TEAM.words, _parts(rows, num_heads * head_dim), out.data_ptr(), queries.data_ptr(), q_step,
+                keys.data_ptr(), k_step, values.data_ptr(), v_step, positions.data_ptr(), cos.data_ptr(),
+                sin.data_ptr(), cos.numel(), pool.memory.data_ptr(), pool.memory.numel(), slot_mapping.data_ptr(),
+                num_heads, layout.num_kv_heads, head_dim, layout.block_size, layout.block_bytes,
+                layer * layout.layer_bytes, rows,
+            )  # fmt: skip
+            return out if q.dtype is torch.float32 else out.to(q.dtype)
         _rope_all(
             TEAM.words, _parts(rows, num_heads * head_dim), out.data_ptr(), queries.data_ptr(), q_step,
             keys.data_ptr(), k_step, values.data_ptr(), v_step, positions.data_ptr(), cos.data_ptr(),

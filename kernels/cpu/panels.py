@@ -2,8 +2,8 @@
 
 A vector of a panel holds the weights of several outputs for one pair of inputs; it is multiplied by that pair of a
 row's values, broadcast. Floats are widened to float32 and summed by fused multiply-adds, the even and the odd k each
-from the first to the last, and then the two sums are added; integers are exact in any order. So an element's bits depend
-on its row and its weights alone, whichever tile it is computed in.
+from the first to the last, and then the two sums are added; integers are exact in any order. So an element's bits
+depend on its row and its weights alone, whichever tile it is computed in.
 
 Tiles fill the 16 vector registers of AVX2, for up to `ROWS` rows together: a weight is fetched and widened once for all
 of them. One core of an AMD EPYC (Zen 3, float32 peak 97 GFLOP/s) reaches, in GOP/s over 1536 x 576:
@@ -16,7 +16,9 @@ of them. One core of an AMD EPYC (Zen 3, float32 peak 97 GFLOP/s) reaches, in GO
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
 
 from llvmlite import binding, ir
 from numba import types
@@ -64,29 +66,21 @@ def panel_products(
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         arrays = pointers(context, b, signature, args)
         x_type, w_type = signature.args[2].dtype, signature.args[6].dtype
-        arithmetic = _Floats(w_type) if x_type == types.float32 else _Integers()
-        out, out_step, x, x_at, x_step, rows, w, w_at, panels, k = args
-        operands = [
-            arrays[0], out_step, b.gep(arrays[2], [x_at]), x_step, b.gep(arrays[6], [w_at]), panels, k,
-        ]  # fmt: skip
-        done = b.append_basic_block("done")
-        choice = b.switch(rows, done)
-        for count in range(1, ROWS + 1):
-            with b.goto_block(b.append_basic_block(f"rows{count}")):
-                choice.add_case(rows.type(count), b.block)
-                name = f"heddle.panels.{count}.{x_type}.{w_type}.{X86_PAIRS}"
-                call_tile(b, name, operands, _Tile(count, arithmetic).define)
-                b.branch(done)
-        b.position_at_end(done)
+        arithmetic = Floats(w_type) if x_type == types.float32 else Integers()
+        _, out_step, _, x_at, x_step, rows, _, w_at, panels, k = args
+        x_begin, w_begin = b.gep(arrays[2], [x_at]), b.gep(arrays[6], [w_at])
+        operands = [arrays[0], out_step, x_begin, x_step, w_begin, panels, k]
+        name = f"heddle.panels.{x_type}.{w_type}.{X86_PAIRS}"
+        call_tiles(b, rows, name, operands, lambda count: Tile(count, arithmetic))
         return context.get_dummy_value()
 
     return types.void(out, out_step, x, x_at, x_step, rows, w, w_at, panels, k), generate
 
 
-class _Floats:
+class Floats:
     """float32 times weights of `dtype`: two vectors a panel, lanes (output, even or odd k)."""
 
-    panels_at_once = {1: 6, 2: 3, 3: 2, 4: 1, 5: 1, 6: 1}
+    panels_at_once: ClassVar = {1: 6, 2: 3, 3: 2, 4: 1, 5: 1, 6: 1}
     """By rows of the tile."""
     vectors = 2
     """Of sums, a panel."""
@@ -119,10 +113,10 @@ class _Floats:
         return b.fadd(b.shuffle_vector(low, high, even), b.shuffle_vector(low, high, odd))
 
 
-class _Integers:
+class Integers:
     """int16 times int8: one vector a panel, pairs added up as they are multiplied."""
 
-    panels_at_once = {1: 8, 2: 5, 3: 3, 4: 2, 5: 2, 6: 2}
+    panels_at_once: ClassVar = {1: 8, 2: 5, 3: 3, 4: 2, 5: 2, 6: 2}
     vectors = 1
     zero = ir.Constant(_SUMS, [0] * PANEL)
 
@@ -153,74 +147,101 @@ class _Integers:
         return sums[0]
 
 
-class _Tile:
+class Tile:
     """The code for so many rows and any number of panels."""
 
-    def __init__(self, rows: int, arithmetic: _Floats | _Integers) -> None:
-        self._rows = rows
-        self._arithmetic = arithmetic
-        self._most = arithmetic.panels_at_once[rows]
+    def __init__(self, rows: int, arithmetic: Floats | Integers) -> None:
+        self.rows = rows
+        self.arithmetic = arithmetic
 
     def define(self, function: Any) -> None:
-        """`function` takes out, out_step, x, x_step, w, panels, k."""
+        """`function` takes out, out_step, x, x_step, w, panels, k and what a subclass needs besides."""
         b = ir.IRBuilder(function.append_basic_block("entry"))
-        out, out_step, x, x_step, w, panels, size = function.args
+        out, out_step, x, x_step, w, panels, size, *more = function.args
         word = size.type
-        xs = [b.gep(x, [b.mul(x_step, word(m))]) for m in range(self._rows)]
-        outs = [b.gep(out, [b.mul(out_step, word(m))]) for m in range(self._rows)]
-        panel_size = b.mul(b.ashr(b.add(size, word(1)), word(1)), word(_ELEMENTS))
-        first = word(0)
-        for count in sorted({self._most, 1}, reverse=True):
+        xs = [b.gep(x, [b.mul(x_step, word(m))]) for m in range(self.rows)]
+        outs = [b.gep(out, [b.mul(out_step, word(m))]) for m in range(self.rows)]
+        panel_size, first = self.panel_size(b, size), word(0)
+        for count in sorted({self.arithmetic.panels_at_once[self.rows], 1}, reverse=True):
             last = b.sub(panels, b.srem(b.sub(panels, first), word(count)))
             with cgutils.for_range_slice(b, first, last, word(count), word) as (q, _):
-                begin = b.mul(q, panel_size)
+                begin, column = b.mul(q, panel_size), b.mul(q, word(PANEL))
                 ws = [b.gep(w, [b.add(begin, b.mul(panel_size, word(i)))]) for i in range(count)]
-                column = b.mul(q, word(PANEL))
-                self._products(b, [b.gep(row, [column]) for row in outs], xs, ws, size)
+                self.products(b, [b.gep(row, [column]) for row in outs], xs, ws, q, size, more)
             first = last
         b.ret_void()
 
-    def _products(self, b: Any, outs: list[Any], xs: list[Any], ws: list[Any], size: Any) -> None:
-        math, word = self._arithmetic, size.type
-        vectors = len(ws) * math.vectors
-        slots = [cgutils.alloca_once(b, math.zero.type) for _ in range(len(xs) * vectors)]
-        for slot in slots:
-            b.store(math.zero, slot)
+    def panel_size(self, b: Any, size: Any) -> Any:
+        """Elements of a panel."""
+        return b.mul(b.ashr(b.add(size, size.type(1)), size.type(1)), size.type(_ELEMENTS))
+
+    def products(
+        self, b: Any, outs: list[Any], xs: list[Any], ws: list[Any], q: Any, size: Any, more: list[Any]
+    ) -> None:
+        """Those of the rows `xs` with the panels `ws`, of which the first has the number `q`, into `outs`."""
+        math, word = self.arithmetic, size.type
+        slots = self.zeros(b, len(ws))
         whole = b.and_(size, word(-PAIR))
 
-        def add(row: int, vector: int, factor: Any, weights: Any) -> None:
-            slot = slots[row * vectors + vector]
-            b.store(math.add(b, b.load(slot), factor, weights), slot)
-
-        def add_pair(k: Any, factor_of: Any) -> None:
+        def weights(k: Any) -> Any:
             at = b.mul(k, word(PANEL))
-
-            def weights(vector: int) -> Any:
-                panel, part = divmod(vector, math.vectors)
-                if part == 0:
-                    prefetch(b, b.gep(ws[panel], [b.add(at, word(AHEAD))]))
-                return math.weights(b, ws[panel], at, part)
-
-            if len(xs) <= vectors:  # the fewer stay in registers, the others come one by one
-                factors = [factor_of(b, x, k) for x in xs]
-                for vector in range(vectors):
-                    value = weights(vector)
-                    for row, factor in enumerate(factors):
-                        add(row, vector, factor, value)
-            else:
-                values = [weights(vector) for vector in range(vectors)]
-                for row, x in enumerate(xs):
-                    factor = factor_of(b, x, k)
-                    for vector, value in enumerate(values):
-                        add(row, vector, factor, value)
+            return lambda panel, part: math.weights(b, ws[panel], at, part)
 
         with cgutils.for_range_slice(b, word(0), whole, word(PAIR), word) as (k, _):
-            add_pair(k, math.pair)
+            for panel in ws:
+                prefetch(b, b.gep(panel, [b.add(b.mul(k, word(PANEL)), word(AHEAD))]))
+            self.add_pair(b, slots, [partial(math.pair, b, x, k) for x in xs], weights(k))
         with b.if_then(b.icmp_signed("<", whole, size)):
-            add_pair(whole, math.last)
+            self.add_pair(b, slots, [partial(math.last, b, x, whole) for x in xs], weights(whole))
+        self.finish(b, slots, outs)
+
+    def zeros(self, b: Any, panels: int) -> list[Any]:
+        """Sums of every row and every vector of the panels."""
+        math = self.arithmetic
+        slots = [cgutils.alloca_once(b, math.zero.type) for _ in range(self.rows * panels * math.vectors)]
+        for slot in slots:
+            b.store(math.zero, slot)
+        return slots
+
+    def add_pair(self, b: Any, slots: list[Any], factors: list[Any], weights: Any) -> None:
+        """Add the products of one pair of inputs: `factors[row]()` times `weights(panel, part)`."""
+        math, vectors = self.arithmetic, len(slots) // self.rows
+
+        def add(row: int, vector: int, factor: Any, value: Any) -> None:
+            slot = slots[row * vectors + vector]
+            b.store(math.add(b, b.load(slot), factor, value), slot)
+
+        if self.rows <= vectors:  # the fewer stay in registers, the others come one by one
+            held = [factor() for factor in factors]
+            for vector in range(vectors):
+                value = weights(*divmod(vector, math.vectors))
+                for row, factor in enumerate(held):
+                    add(row, vector, factor, value)
+        else:
+            values = [weights(*divmod(vector, math.vectors)) for vector in range(vectors)]
+            for row, factor in enumerate(factors):
+                broadcast = factor()
+                for vector, value in enumerate(values):
+                    add(row, vector, broadcast, value)
+
+    def finish(self, b: Any, slots: list[Any], outs: list[Any]) -> None:
+        """Store the sums of each row's outputs."""
+        math, vectors = self.arithmetic, len(slots) // self.rows
         for row, out in enumerate(outs):
-            for panel in range(len(ws)):
+            for panel in range(vectors // math.vectors):
                 first = row * vectors + panel * math.vectors
                 sums = [b.load(slot) for slot in slots[first : first + math.vectors]]
-                place = b.bitcast(b.gep(out, [word(panel * PANEL)]), math.zero.type.as_pointer())
+                place = b.bitcast(b.gep(out, [_I64(panel * PANEL)]), math.zero.type.as_pointer())
                 b.store(math.outputs(b, sums), place, align=4)
+
+
+def call_tiles(b: Any, rows: Any, name: str, operands: list[Any], tile_of: Callable[[int], Tile]) -> None:
+    """Call the tile of `rows` rows, 1 to `ROWS`, known only when it runs."""
+    done = b.append_basic_block("done")
+    choice = b.switch(rows, done)
+    for count in range(1, ROWS + 1):
+        with b.goto_block(b.append_basic_block(f"rows{count}")):
+            choice.add_case(rows.type(count), b.block)
+            call_tile(b, f"{name}.{count}", operands, tile_of(count).define)
+            b.branch(done)
+    b.position_at_end(done)

@@ -5,7 +5,7 @@ Not run on a GPU yet: the kernels are tested under Triton's interpreter and comp
 
 from __future__ import annotations
 
-from ..reference import hold
+from ..reference import hold, hold_packed
 from . import lora, tiles
 from .attention import paged_attention
 from .elementwise import add_rms_norm, embedding, rms_norm, rope_and_write_kv, silu_mul
@@ -24,6 +24,7 @@ __all__ = [
     "add_rms_norm",
     "embedding",
     "hold",
+    "hold_packed",
     "linear",
     "linear_int8",
     "linear_invariant",

@@ -54,8 +54,8 @@ def test_products_are_those_of_the_values_stood_for(
         weight, wide = layer(n, k, group_size, bits, ordered=ordered)
         for rows in (0, 1, 17) if ops is triton else (0, 1, 2, 3, 5, 17):  # Triton's tile is of 16 rows
             x, bias = torch.randn(rows, k), torch.randn(n)
-            check(ops.linear_w4(x, weight, None), x.double() @ wide.T, 2.0)
-            check(ops.linear_w4(x, weight, bias), x.double() @ wide.T + bias.double(), 2.0)
+            check(ops.linear_w4(x, ops.hold_packed(weight), None), x.double() @ wide.T, 2.0)
+            check(ops.linear_w4(x, ops.hold_packed(weight), bias), x.double() @ wide.T + bias.double(), 2.0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -65,9 +65,9 @@ def test_scales_and_activations_of_every_float_type(
 ) -> None:
     weight, wide = layer(40, 192, 64, bits, dtype=dtype)
     x = torch.randn(5, 192)
-    check(ops.linear_w4(x, weight, None), x.double() @ wide.T, 2.0)
+    check(ops.linear_w4(x, ops.hold_packed(weight), None), x.double() @ wide.T, 2.0)
     narrow, bias = x.to(dtype), torch.randn(40).to(dtype)
-    got = ops.linear_w4(narrow, weight, bias)
+    got = ops.linear_w4(narrow, ops.hold_packed(weight), bias)
     assert got.dtype == dtype
     check(got, narrow.double() @ wide.T + bias.double(), 2.0)
 
@@ -83,12 +83,22 @@ def test_values_are_exact_in_every_code_zero_and_lane(ops: Ops, bits: int) -> No
     assert torch.equal(unpack(weight.codes, bits), codes)
     want = (codes.float() - zeros.float()) * 0.25
     assert torch.equal(weight.values(), want)
-    assert torch.equal(ops.linear_w4(torch.eye(k), weight, None), want.T)
+    assert torch.equal(ops.linear_w4(torch.eye(k), ops.hold_packed(weight), None), want.T)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("n", "k", "group_size"), [*SHAPES, (5000, 208, 16)])
+def test_a_weight_in_panels_stands_for_the_same_values(bits: int, n: int, k: int, group_size: int) -> None:
+    weight, _ = layer(n, k, group_size, bits, ordered=True, dtype=torch.float16)
+    held = cpu.hold_packed(weight)
+    assert torch.equal(held.values(), weight.values())
+    assert (held.out_features, held.in_features) == (n, k)
 
 
 def test_only_half_a_byte_a_weight_is_held_in_4_bit() -> None:
     weight, _ = layer(64, 512, 64, 4, dtype=torch.float16)
-    assert weight.nbytes / (64 * 512) == 0.5 + (2 + 1) / 64
+    for held in (weight, cpu.hold_packed(weight)):
+        assert held.nbytes / (64 * 512) == 0.5 + (2 + 1) / 64
     assert (weight.out_features, weight.in_features) == (64, 512)
 
 
@@ -97,6 +107,7 @@ def test_only_half_a_byte_a_weight_is_held_in_4_bit() -> None:
 def test_bits_of_a_row_do_not_depend_on_its_company(bits: int, n: int, k: int, group_size: int) -> None:
     weight, _ = layer(n, k, group_size, bits, ordered=True)
     bias, x = torch.randn(n), torch.randn(40, k)
+    weight = cpu.hold_packed(weight)
     alone = torch.cat([cpu.linear_w4(row, weight, bias) for row in x.split(1)])
     for rows in range(1, 41):
         assert torch.equal(cpu.linear_w4(x[:rows], weight, bias), alone[:rows]), rows
@@ -107,7 +118,7 @@ def test_bits_of_a_row_do_not_depend_on_its_company(bits: int, n: int, k: int, g
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     weight, _ = layer(600, 304, 16, 4)
-    x = torch.randn(9, 304)
+    weight, x = cpu.hold_packed(weight), torch.randn(9, 304)
     before = torch.get_num_threads()
     try:
         cpu.set_num_threads(1)
@@ -123,7 +134,7 @@ def test_nan_in_one_row_stays_there(ops: Ops, rows: int) -> None:
     weight, _ = layer(40, 96, 32, 4, ordered=True)
     x = torch.randn(rows, 96)
     x[1, 3] = float("nan")
-    y = ops.linear_w4(x, weight, None)
+    y = ops.linear_w4(x, ops.hold_packed(weight), None)
     assert y[1].isnan().all()
     assert torch.isfinite(y[[0, *range(2, rows)]]).all()
 
@@ -131,4 +142,4 @@ def test_nan_in_one_row_stays_there(ops: Ops, rows: int) -> None:
 def test_rows_that_are_a_slice_of_wider_ones(ops: Ops, check: Check) -> None:
     weight, wide = layer(32, 64, 32, 4)
     x = torch.randn(6, 200)[:, 40:104]
-    check(ops.linear_w4(x, weight, None), x.double() @ wide.T, 2.0)
+    check(ops.linear_w4(x, ops.hold_packed(weight), None), x.double() @ wide.T, 2.0)
