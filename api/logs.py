@@ -23,20 +23,22 @@ def log_call(call: Call, *, quiet: bool) -> None:
         "method": call.method,
         "path": call.path[:PATH_CHARACTERS],
         "status": call.status,
-        "code": call.code,
-        "tenant": call.tenant,
-        "aborted": True if call.left else None,
+        "duration": round(call.seconds, 4),
     }
+    if call.code is not None:
+        fields["code"] = call.code
+    if call.tenant is not None:
+        fields["tenant"] = call.tenant
+    if call.left:
+        fields["aborted"] = True
     if (generated := call.generated) is not None:
-        after = generated.first_token_after
-        fields |= {
-            "model": generated.model,
-            "adapter": generated.adapter,
-            "prompt_tokens": generated.prompt_tokens,
-            "completion_tokens": generated.completion_tokens,
-            "cached_tokens": generated.cached_tokens,
-            "ttft": None if after is None else round(after, 4),
-        }
-    fields["duration"] = round(call.seconds, 4)
+        fields["model"] = generated.model
+        if generated.adapter is not None:
+            fields["adapter"] = generated.adapter
+        fields["prompt_tokens"] = generated.prompt_tokens
+        fields["completion_tokens"] = generated.completion_tokens
+        fields["cached_tokens"] = generated.cached_tokens
+        if generated.first_token_after is not None:
+            fields["ttft"] = round(generated.first_token_after, 4)
     log = logger.debug if quiet else logger.info
-    log("call", **{name: value for name, value in fields.items() if value is not None})
+    log("call", **fields)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import signal
 import socket
 import sys
@@ -20,7 +19,7 @@ import uvloop
 
 from ..core.client import EngineClient
 from ..core.messages import Progress, Ready
-from . import logs, loop_lag
+from . import garbage, logs, loop_lag
 from .app import create_app
 from .config import ServerConfig
 from .http.protocol import HttpProtocol
@@ -79,6 +78,7 @@ async def _serve(
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     stopped = asyncio.create_task(stop.wait())
     watching = asyncio.create_task(loop_lag.watch(state.metrics.observe_loop_lag))
+    collecting = asyncio.create_task(garbage.collect())
     try:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(workers.close)
@@ -97,10 +97,7 @@ async def _serve(
                 state.services = loading.result()
             except START_ERRORS as error:
                 return _fail(str(error), 2)
-            # What there is by now stays to the end. Left to the collector, it would be gone through again and again,
-            # for a tenth of a second each time.
-            gc.collect()
-            gc.freeze()
+            garbage.settle()
             state.phase = Phase.SERVING
             if on_loaded is not None and engine.ready is not None:
                 on_loaded(engine.ready)
@@ -117,6 +114,7 @@ async def _serve(
     finally:
         stopped.cancel()
         watching.cancel()
+        collecting.cancel()
         http.should_exit = True
         await serving
 

@@ -40,11 +40,14 @@ class Workers:
         """Tokenising and chat templates."""
         self.grammars = Pool("grammars", 2)
         """Checking what is to guide answers."""
-        self.registry = Pool("registry", 4)
-        """Short questions to the registry."""
-        self.files = Pool("files", 4)
-        """Uploads, downloads, validation of adapters."""
+        self.registry = Pool("registry", 2)
+        """Short questions to the registry. Few: threads that compute and the event loop have the interpreter in turns,
+        so every one more makes what the loop does take longer."""
+        self.files = Pool("files", 2)
+        """Uploads, copies, validation of adapters."""
+        self.downloads = Pool("downloads", 4)
+        """What waits for others' servers, maybe for minutes."""
 
     def close(self) -> None:
-        for pool in (self.text, self.grammars, self.registry, self.files):
+        for pool in (self.text, self.grammars, self.registry, self.files, self.downloads):
             pool.close()

@@ -136,8 +136,9 @@ class EngineClient:
         finally:
             outputs.close()
 
-    def submit(self, commands: Sequence[Generate]) -> SequenceOutputs:
-        """Submit sequences together, and have their outputs in one place; `close` it.
+    def submit(self, commands: Sequence[Generate], beside: SequenceOutputs | None = None) -> SequenceOutputs:
+        """Submit sequences together, and have their outputs in one place, that of earlier ones where it is given;
+        `close` it.
 
         An error is a sequence's last output, with finish_reason "error". Raises `EngineFailure` where the engine
         is down, or a number is out of range; then nothing was submitted.
@@ -149,7 +150,11 @@ class EngineClient:
             message = "a number in this request is out of range"
             raise EngineFailure(EngineError("invalid_request", message)) from error
         keys = [command.key for command in commands]
-        outputs = SequenceOutputs(keys, self.abort)
+        if beside is None:
+            outputs = SequenceOutputs(keys, self.abort)
+        else:
+            outputs = beside
+            outputs.add(keys)
         self._streams.update(dict.fromkeys(keys, outputs))
         return outputs
 

@@ -39,11 +39,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     max_lora_rank: int = 512
     enforce_eager: bool = True
+    """False: on CUDA, decode steps are captured as graphs at the start and replayed."""
     batch_invariant: bool | None = None
     """None: on wherever it is measured to cost under 5 %."""
     int8_activations: bool = False
     quantize_head: bool = False
     kv_cache_dtype: Literal["auto", "int8"] = "auto"
+    """auto: keys and values are held in the dtype of activations."""
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     """How a sequence that gave way comes back; "auto": as is estimated cheaper. Others are for tests."""
     backend: Literal["auto", "reference", "cpu", "triton"] = "auto"

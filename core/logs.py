@@ -5,11 +5,15 @@ Control code: no torch.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import structlog
+from structlog.typing import EventDict
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 NOISY = (
@@ -33,24 +37,19 @@ def configure(level: str, **always: Any) -> None:
     """
     threshold = LEVELS[level.lower()]
 
-    def add_always(
-        _logger: object, _name: str, event: structlog.typing.EventDict
-    ) -> structlog.typing.EventDict:
-        return {**always, **event}
+    def stamp(_logger: object, _method: str, event: EventDict) -> EventDict:
+        moment = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {**always, **event, "timestamp": moment}
 
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        add_always,
+        stamp,
     ]
-    renderer: structlog.typing.Processor
+    renderer: structlog.typing.Processor = _as_json
     if sys.stderr.isatty():
         # Plain, because the other formatter shows the values of variables: prompts and keys are among them.
         renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    else:
-        renderer = structlog.processors.JSONRenderer()
-        shared.append(structlog.processors.format_exc_info)
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -68,4 +67,17 @@ def configure(level: str, **always: Any) -> None:
         logging.getLogger(noisy).setLevel(max(threshold, logging.WARNING))
 
 
+def _as_json(logger: object, method: str, event: EventDict) -> str:
+    """The line, in ASCII alone, so that no control character or line break of any reader's is in it."""
+    if "exc_info" in event:
+        event = structlog.processors.format_exc_info(logger, method, event)
+    try:
+        line = _encode(event)
+    except (OverflowError, TypeError, UnicodeEncodeError):  # what msgspec has no form for
+        return _encode_anything(event)
+    return line.decode() if line.isascii() else _encode_anything(event)
+
+
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
+_encode_anything = json.JSONEncoder(default=repr, skipkeys=True).encode
 _drop_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta

@@ -11,6 +11,14 @@ MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_GRAMMAR_BYTES = 256 << 10
 """Of a grammar's text: twice what the largest schema needs in it, escaped and with its settings."""
+FINITE = (
+    ("temperature", 0.0, 2.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+"""Fields that are numbers, with the least and the largest there may be."""
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 
@@ -58,14 +66,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(given, tuple):
                 whole = (given,) if isinstance(given, str) else tuple(given or ())
                 msgspec.structs.force_setattr(self, name, whole)
-        finite = {
-            "temperature": (self.temperature, 0.0, 2.0),
-            "top_p": (self.top_p, 0.0, 1.0),
-            "min_p": (self.min_p, 0.0, 1.0),
-            "presence_penalty": (self.presence_penalty, -2.0, 2.0),
-            "frequency_penalty": (self.frequency_penalty, -2.0, 2.0),
-        }
-        for name, (value, low, high) in finite.items():
+        for name, low, high in FINITE:
+            value = getattr(self, name)
             if not low <= value <= high:  # NaN fails both comparisons
                 raise ParamError(name, f"{name} must lie between {low:g} and {high:g}, got {value}")
         if self.top_p == 0.0:

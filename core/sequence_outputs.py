@@ -38,6 +38,10 @@ class SequenceOutputs:
         self._ready: list[SequenceOutput] = []
         self._waiter: asyncio.Future[None] | None = None
 
+    def add(self, keys: Iterable[int]) -> None:
+        """More sequences, submitted later."""
+        self._running.update(keys)
+
     def put(self, output: SequenceOutput) -> None:
         if output.finish_reason is not None:
             self._running.discard(output.key)

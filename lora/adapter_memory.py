@@ -76,7 +76,13 @@ class AdapterMemory(Protocol[Host]):
         alone."""
 
     def copy_pages(self, host: Host, first: int, blocks: Sequence[int]) -> None:
-        """Pages first, first + 1, … of `host` go into these blocks of the pool."""
+        """Pages first, first + 1, … of `host` go into these blocks of the pool; may return before they are there."""
+
+    def arrived(self, host: Host) -> bool:
+        """All pages of `host` that were copied are there."""
+
+    def settle(self) -> None:
+        """Whatever is done with any block from now on comes after all copies under way."""
 
     def write_tables(self, host: Host, blocks: Sequence[int], slot: int, first_row: int) -> None:
         """All its pages are in `blocks`: write its tables into `slot` and its rows to rows first_row, … of

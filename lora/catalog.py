@@ -78,29 +78,29 @@ class AdapterCatalog:
     def list(self, tenant: str | None = PUBLIC) -> Records:
         """The current version of every name of `tenant` (None: of all tenants), ordered by tenant and
         name."""
-        found = self._database.read(lambda session: registry.rows(session, tenant, current_only=True))
-        return [self._record(row) for row in found]
+        return self._read(tenant, current_only=True)
 
     def versions(self, name: str, tenant: str = PUBLIC, *, shared: bool = False) -> Records:
         """All versions under a name, oldest first, found as `get` does. Raises StoreError adapter_not_found."""
 
-        def look(session: Session) -> list[Row]:
+        def look(session: Session) -> Records:
             owner = registry.owner(session, tenant, name) if shared else tenant
-            return registry.rows(session, owner, name)
+            return registry.records(session, self._base.fingerprint, owner, name)
 
         found = self._database.read(look)
         if not found:
             raise not_found(name)
-        return [self._record(row) for row in found]
+        return [self.usage.with_pending(record) for record in found]
 
     def all_versions(self) -> Records:
         """Every version of every tenant."""
-        return [self._record(row) for row in self._database.read(registry.rows)]
+        return self._read()
 
     def pinned(self) -> Records:
         """The current versions of the pinned names of all tenants, as far as they were made for this base."""
-        records = [self._record(row) for row in self._database.read(registry.pinned)]
-        return [record for record in records if record.status == "ready"]
+        fingerprint = self._base.fingerprint
+        found = self._database.read(lambda session: registry.pinned(session, fingerprint))
+        return [self.usage.with_pending(record) for record in found if record.status == "ready"]
 
     def revision(self) -> int:
         """Rises with every change of an adapter by anyone who uses this registry."""
@@ -115,6 +115,13 @@ class AdapterCatalog:
         wanted = sorted(set(digests))
         used = self._database.read(lambda session: registry.referenced(session, wanted))
         return [digest for digest in wanted if digest not in used]
+
+    def _read(self, tenant: str | None = None, *, current_only: bool = False) -> Records:
+        fingerprint = self._base.fingerprint
+        found = self._database.read(
+            lambda session: registry.records(session, fingerprint, tenant, current_only=current_only)
+        )
+        return [self.usage.with_pending(record) for record in found]
 
     def _record(self, row: Row) -> AdapterRecord:
         return self.usage.with_pending(row.record(self._base.fingerprint))

@@ -94,7 +94,8 @@ class DevicePlaces:
         self.reconsider(adapter)
 
     def copy(self, limit: int) -> list[Adapter]:
-        """Copy at most `limit` pages, first come first served; returns the adapters that are usable now."""
+        """Copy at most `limit` pages, first come first served; returns the adapters that are usable now: those whose
+        pages have all arrived."""
         complete = []
         for slot, adapter in list(self._copying.items()):
             if limit <= 0:
@@ -102,12 +103,14 @@ class DevicePlaces:
             place = adapter.place
             assert place is not None
             assert place.host is not None
-            pages = place.blocks[place.copied : place.copied + limit]
-            self._memory.copy_pages(place.host, place.copied, pages)
+            if pages := place.blocks[place.copied : place.copied + limit]:
+                self._memory.copy_pages(place.host, place.copied, pages)
             place.copied += len(pages)
             limit -= len(pages)
             if place.copied < len(place.blocks):
                 break
+            if not self._memory.arrived(place.host):
+                continue
             self._memory.write_tables(place.host, place.blocks, slot, self._arena.first_row(slot))
             place.host = None
             del self._copying[slot]
@@ -123,6 +126,8 @@ class DevicePlaces:
         place = adapter.place
         assert place is not None
         assert not adapter.running
+        if place.host is not None:
+            self._memory.settle()  # pages may be on their way into blocks that are somebody else's at once
         self.evictions += place.host is None
         adapter.place = None
         del self._placed[place.slot]

@@ -111,4 +111,4 @@ def trailing_parts(path: str) -> list[str]:
 
 def names(entries: Collection[str], path: str) -> bool:
     """Whether a list of module names (a set, for speed) names the path, as a whole or by trailing parts."""
-    return any(part in entries for part in trailing_parts(path))
+    return bool(entries) and any(part in entries for part in trailing_parts(path))

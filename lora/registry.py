@@ -9,13 +9,15 @@ import re
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from .errors import StoreError
+from .record_fields import COLUMNS, record
 from .records import AdapterRecord
-from .schema import AdapterRow, InstallationRow, TenantRow, UsageRow, VersionRow
+from .schema import AdapterRow, InstallationRow, Table, TenantRow, UsageRow, VersionRow
 from .spec import AdapterSpec
 
 PUBLIC = "public"
@@ -55,41 +57,15 @@ class Row:
         self.version = version
         self.usage = usage
 
-    @property
-    def current(self) -> bool:
-        return self.adapter.current == self.version.number
-
     def record(self, fingerprint: str) -> AdapterRecord:
         """As plain data; `fingerprint` is the served base's."""
-        version, usage = self.version, self.usage
-        return AdapterRecord(
-            id=self.adapter.public_id,
-            name=self.adapter.name,
-            tenant=self.tenant.name,
-            version=version.number,
-            version_id=version.id,
-            digest=version.digest,
-            status="ready" if version.fingerprint == fingerprint else "incompatible",
-            current=self.current,
-            pinned=self.adapter.pinned and self.current,
-            rank=version.rank,
-            target_modules=list(version.target_modules),
-            size_bytes=version.size_bytes,
-            dtype=version.dtype,
-            max_abs=version.max_abs,
-            matched=version.matched,
-            total=version.total,
-            warnings=list(version.warnings),
-            base_model=version.base_model,
-            description=self.adapter.description,
-            source=version.source,
-            requests=usage.requests if usage else 0,
-            prompt_tokens=usage.prompt_tokens if usage else 0,
-            generated_tokens=usage.generated_tokens if usage else 0,
-            created_at=version.created_at,
-            last_used_at=usage.last_used_at if usage else None,
-            tenant_since=self.tenant.created_at,
-        )
+        of: dict[Any, Table | None] = {
+            TenantRow: self.tenant,
+            AdapterRow: self.adapter,
+            VersionRow: self.version,
+            UsageRow: self.usage,  # None where it was never used
+        }
+        return record([getattr(of[column.class_], column.key, None) for column in COLUMNS], fingerprint)
 
 
 def _are_names(*texts: str | None) -> bool:
@@ -100,14 +76,22 @@ def _are_names(*texts: str | None) -> bool:
 
 # ------------------------------------------------------------------ questions
 
-_ROWS = (
-    sa.select(TenantRow, AdapterRow, VersionRow, UsageRow)
-    .join(AdapterRow, AdapterRow.tenant_id == TenantRow.id)
-    .join(VersionRow, VersionRow.adapter_id == AdapterRow.id)
-    .outerjoin(UsageRow, UsageRow.version_id == VersionRow.id)
-    .order_by(TenantRow.name, AdapterRow.name, VersionRow.number)
-)
+
+def _versions(*columns: Any) -> sa.Select[Any]:
+    return (
+        sa.select(*columns)
+        .select_from(TenantRow)
+        .join(AdapterRow, AdapterRow.tenant_id == TenantRow.id)
+        .join(VersionRow, VersionRow.adapter_id == AdapterRow.id)
+        .outerjoin(UsageRow, UsageRow.version_id == VersionRow.id)
+        .order_by(TenantRow.name, AdapterRow.name, VersionRow.number)
+    )
+
+
+_ROWS = _versions(TenantRow, AdapterRow, VersionRow, UsageRow)
 """Made once: every request asks it."""
+_RECORDS = _versions(*COLUMNS)
+_CURRENT = VersionRow.number == AdapterRow.current
 
 
 def rows(
@@ -116,14 +100,32 @@ def rows(
     """Versions ordered by tenant, name and number."""
     if not _are_names(tenant, name):
         return []
-    query = _ROWS
+    return [Row(*found) for found in session.execute(_narrowed(_ROWS, tenant, name, current_only))]
+
+
+def records(
+    session: Session,
+    fingerprint: str,
+    tenant: str | None = None,
+    name: str | None = None,
+    *,
+    current_only: bool = False,
+) -> list[AdapterRecord]:
+    """As `rows`, for who changes nothing."""
+    if not _are_names(tenant, name):
+        return []
+    found = session.execute(_narrowed(_RECORDS, tenant, name, current_only))
+    return [record(values, fingerprint) for values in found]
+
+
+def _narrowed(
+    query: sa.Select[Any], tenant: str | None, name: str | None, current_only: bool
+) -> sa.Select[Any]:
     if tenant is not None:
         query = query.where(TenantRow.name == tenant)
     if name is not None:
         query = query.where(AdapterRow.name == name)
-    if current_only:
-        query = query.where(VersionRow.number == AdapterRow.current)
-    return [Row(*found) for found in session.execute(query)]
+    return query.where(_CURRENT) if current_only else query
 
 
 def find(session: Session, reference: Reference, tenant: str) -> Row | None:
@@ -153,10 +155,10 @@ def referenced(session: Session, digests: Iterable[str]) -> set[str]:
     return found
 
 
-def pinned(session: Session) -> list[Row]:
+def pinned(session: Session, fingerprint: str) -> list[AdapterRecord]:
     """The current version of every pinned name of anyone."""
-    query = _ROWS.where(VersionRow.number == AdapterRow.current, AdapterRow.pinned)
-    return [Row(*found) for found in session.execute(query)]
+    found = session.execute(_RECORDS.where(_CURRENT, AdapterRow.pinned))
+    return [record(values, fingerprint) for values in found]
 
 
 def revision(session: Session) -> int:

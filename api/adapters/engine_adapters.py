@@ -168,11 +168,11 @@ class EngineAdapters:
         New versions need nothing: every request asks the registry. Pins are set here too, and what was removed
         is let go of.
         """
-        seen = await self._workers.registry(self._store.revision)
+        seen = await self._holds.revision()
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
             try:
-                revision = await self._workers.registry(self._store.revision)
+                revision = await self._holds.revision()
                 if revision != seen:
                     await self.sync_pins()
                     known = list(self._engine.adapters)

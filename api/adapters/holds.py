@@ -44,6 +44,10 @@ class Holds:
         self._frees = 0
         self._returns = 0
 
+    async def revision(self) -> int:
+        """The registry's, at a moment after the call. Raises StoreError overloaded where it is out of reach."""
+        return await self._revisions.now()
+
     async def resolve(self, ref: str, tenant: str) -> AdapterRecord:
         """The version `ref` means, held until `release`. Raises StoreError as `AdapterStore.resolve`."""
         while True:

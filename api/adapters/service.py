@@ -32,6 +32,7 @@ from ..config import ServerConfig
 from ..errors import ApiError
 from ..protocol.adapters import Adapter, AdapterCreate, AdapterPatch
 from ..tenants.auth import PUBLIC, Caller
+from ..turns import in_turns
 from ..workers import Pool, Workers
 from .engine_adapters import EngineAdapters
 from .holds import Holds
@@ -39,7 +40,6 @@ from .receipts import receipt
 
 logger = structlog.get_logger(__name__)
 
-VIEWS_AT_ONCE = 200
 FLUSH_SECONDS = 5.0
 """How often counted usage is written to the registry."""
 
@@ -154,8 +154,9 @@ class AdapterService:
             raise ApiError("invalid_request", "source is missing", "source")
         quota = self.quota_of(caller)
         await self._workers.registry(self._store.check_room, create.name, caller.tenant, quota)
+        pool = self._workers.downloads if sources.is_hub(create.source) else self._workers.files
         async with self.scratch() as folder:
-            await self._workers.files(
+            await pool(
                 sources.fetch,
                 create.source,
                 self._config.adapter_roots,
@@ -364,12 +365,7 @@ class AdapterService:
 
     async def _views(self, records: Sequence[AdapterRecord]) -> list[Adapter]:
         """Of any number of them, in turns with requests' work."""
-        views = []
-        for record in records:
-            views.append(self._view(record))
-            if len(views) % VIEWS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        return views
+        return await in_turns(records, self._view)
 
     def _view(self, record: AdapterRecord, planned_blocks: int | None = None) -> Adapter:
         state = self._loaded.state(record.digest)

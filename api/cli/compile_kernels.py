@@ -15,6 +15,8 @@ import rich_click as click
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90")
 DTYPES = ("float16", "bfloat16", "float32")
 RESOURCES = ("registers", "spills", "shared_bytes")
+WIDTHS = ("copy_bits", "load_bits")
+"""Of copies that run ahead (`cp.async`) and of plain loads from global memory."""
 CHILD = "heddle.kernels.triton.compile_report"
 """A process of its own: this one stays without torch and Triton."""
 
@@ -73,7 +75,7 @@ def compile_kernels(targets: list[str], dtypes: list[str], as_json: bool) -> boo
 
 
 def _print(found: list[dict[str, Any]]) -> None:
-    """One line for each kernel and target: the worst of its builds."""
+    """One line for each kernel and target: the worst of its builds, and all ways in which they compute and load."""
     from rich import box
     from rich.table import Table
 
@@ -89,6 +91,9 @@ def _print(found: list[dict[str, Any]]) -> None:
         "spills",
         "shared bytes",
         "tensor cores",
+        "in flight",
+        "copy bits",
+        "load bits",
     ):
         table.add_column(column, overflow="fold")
     for kernel, target in dict.fromkeys((report["kernel"], report["target"]) for report in found):
@@ -96,8 +101,14 @@ def _print(found: list[dict[str, Any]]) -> None:
         made = [build for build in builds if "registers" in build]
         cells = [str(max((build[key] for build in made), default="-")) for key in RESOURCES]
         instructions = ", ".join(sorted({build["tensor_cores"] or "none" for build in made})) or "-"
+        flying = {str(build["copies_in_flight"]) for build in made}
+        in_flight = "-".join(sorted({min(flying, key=int), max(flying, key=int)}, key=int)) if made else "-"
+        widths = [
+            ", ".join(str(bits) for bits in sorted({bits for build in made for bits in build[key]})) or "-"
+            for key in WIDTHS
+        ]
         failed = sum(build["status"] != "ok" for build in builds)
-        table.add_row(kernel, target, str(len(builds)), str(failed), *cells, instructions)
+        table.add_row(kernel, target, str(len(builds)), str(failed), *cells, instructions, in_flight, *widths)
     show(table)
     for report in found:
         if report["status"] != "ok":

@@ -121,7 +121,7 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
             setting(
                 "--kv-cache-dtype",
                 type=click.Choice(["auto", "int8"]),
-                help="Number form of keys and values.",
+                help="Keys and values; auto: as --dtype, int8: a byte each, scaled by token and head.",
             ),
             setting("--seed", type=int, help="For requests that bring none."),
         ],
@@ -165,7 +165,7 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
             setting(
                 "--enforce-eager/--no-enforce-eager",
                 "enforce_eager",
-                help="Steps run eagerly in any case: there are no captured CUDA graphs.",
+                help="CUDA: --no-enforce-eager captures decode steps as graphs at the start.",
             ),
             setting(
                 "--batch-invariant/--no-batch-invariant",

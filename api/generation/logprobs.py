@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from ...core.messages import TokenLogprobs
 from ...core.text.tokenizer import Tokenizer
@@ -42,7 +45,7 @@ def for_completion(entries: Sequence[Entry], tokenizer: Tokenizer) -> Completion
             top.setdefault(tokenizer.token_text(token_id), _finite(logprob))
         top.setdefault(token, chosen)
         result.token_logprobs.append(chosen)
-        result.top_logprobs.append(top)
+        result.top_logprobs.append(_written(top))
     return result
 
 
@@ -51,7 +54,8 @@ def for_chat(entries: Sequence[Entry], tokenizer: Tokenizer) -> ChatLogprobs:
     for entry in entries:
         assert entry.logprobs is not None, "chat has no log-probabilities of prompts"
         top = [TopLogprob(*_token(id, logprob, tokenizer)) for id, logprob in entry.logprobs.top]
-        content.append(TokenLogprob(*_token(entry.token_id, entry.logprobs.logprob, tokenizer), top))
+        token = TokenLogprob(*_token(entry.token_id, entry.logprobs.logprob, tokenizer), top)
+        content.append(_written(token))
     return ChatLogprobs(content)
 
 
@@ -74,6 +78,11 @@ def prompt_offsets(text: str, token_ids: Sequence[int], tokenizer: Tokenizer) ->
             characters += end == len(data) or data[end] & 0xC0 != 0x80
         place += len(piece)
     return offsets
+
+
+def _written(value: object) -> Any:
+    """In JSON, token by token: all of a long answer's, put into JSON in one go, would hold up the event loop."""
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> tuple[str, float, list[int]]:

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from ...core.text.chat_template import ChatTemplateError
 from ...core.text.tokenizer import Tokenizer
 from ..errors import ApiError, invalid
+from ..http.json_pieces import written
 from ..protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -89,10 +90,11 @@ class Prompts:
             ids = await self._text(
                 self._tokenizer.encode, body.prompt or "", body.add_special_tokens is not False
             )
-        texts = None
-        if body.return_token_strs:
-            texts = await self._text(lambda: [self._tokenizer.token_text(id) for id in ids])
-        return TokenizeResponse(len(ids), self._max_model_len, ids, texts)
+        return await self._text(self._tokens, ids, bool(body.return_token_strs))
+
+    def _tokens(self, ids: list[int], with_texts: bool) -> TokenizeResponse:
+        texts = written([self._tokenizer.token_text(id) for id in ids]) if with_texts else None
+        return TokenizeResponse(len(ids), self._max_model_len, written(ids), texts)
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizeResponse:
         return DetokenizeResponse(await self._text(self._decode, body.tokens))

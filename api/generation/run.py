@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 
 from ...core.client import EngineClient
 from ...core.sequence_outputs import merged
+from .. import turns
 from ..protocol.generation import Usage
 from .choices import Choice, Delta
 
 BACKLOG = 8
 """Outputs of a choice that wait at a time before they are taken together: a server that had no time to send every
 token by itself does not make up for it either."""
-TURN_SECONDS = 0.005
-"""What one step brought for many choices is gone through in turns with other requests' work."""
+SUBMITTED_AT_ONCE = 64
+"""Sequences: with each goes its prompt, which may be as long as the model's context."""
 
 
 class Run:
@@ -31,9 +31,13 @@ class Run:
         Raises `EngineFailure`, and then the others are aborted; so they are when the generator is closed
         early. When it ends, however it does, the engine has been told to free everything.
         """
-        outputs = self._engine.submit([choice.command for choice in self.choices])
+        commands = [choice.command for choice in self.choices]
+        outputs = self._engine.submit(commands[:SUBMITTED_AT_ONCE])
         by_key = {choice.command.key: choice for choice in self.choices}
         try:
+            for begin in range(SUBMITTED_AT_ONCE, len(commands), SUBMITTED_AT_ONCE):
+                await turns.enter()
+                self._engine.submit(commands[begin : begin + SUBMITTED_AT_ONCE], outputs)
             left = len(by_key)
             while left:
                 taken, began = await outputs.take(), time.monotonic()
@@ -48,8 +52,8 @@ class Run:
                         left -= 1
                         outputs.abort(output.key)  # where a stop string ended it, the engine does not know
                     yield choice, delta
-                    if time.monotonic() - began > TURN_SECONDS:
-                        await asyncio.sleep(0)
+                    if time.monotonic() - began > turns.TURN_SECONDS:
+                        await turns.enter()
                         began = time.monotonic()
         finally:
             outputs.close()

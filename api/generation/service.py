@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import secrets
 import time
@@ -17,6 +16,7 @@ from ...core.errors import EngineFailure
 from ...core.messages import Generate
 from ...core.sampling_params import SamplingParams, sequence_seed
 from ...core.text.tokenizer import Tokenizer
+from .. import turns
 from ..adapters.engine_adapters import named
 from ..adapters.service import AdapterService
 from ..errors import ApiError, invalid
@@ -27,6 +27,7 @@ from ..protocol.completions import CompletionRequest
 from ..protocol.generation import GenerationBody, StreamOptions
 from ..tenants.accounts import Accounts
 from ..tenants.auth import Caller
+from ..workers import Workers
 from .choices import Choice
 from .guidance import Guidance, GuidanceService
 from .prompts import Prompt, Prompts
@@ -64,8 +65,10 @@ class Generation:
         vocab_size: int,
         eos_token_ids: frozenset[int],
         max_model_len: int,
+        workers: Workers,
     ) -> None:
         self.max_model_len = max_model_len
+        self._text = workers.text
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._engine = engine
@@ -152,8 +155,10 @@ class Generation:
         if not body.stream:
             best = _best(run.choices, params)
             tokens = sum(len(choice.entries) + len(choice.prompt_logprobs) for choice in best)
-            aside = tokens > LOGPROBS_AT_ONCE
-            yield await asyncio.to_thread(writer.whole, best, usage) if aside else writer.whole(best, usage)
+            if tokens > LOGPROBS_AT_ONCE or len(best) > CHOICES_AT_ONCE:
+                yield await self._text(writer.whole, best, usage)
+            else:
+                yield writer.whole(best, usage)
         elif heading.usage_in_stream:
             yield writer.last_chunk(usage)
 
@@ -168,6 +173,11 @@ class Generation:
             count, most = len(body.messages), max(MAX_MESSAGES, self.max_model_len)
             if count > most:
                 raise invalid(f"messages: at most {most} messages, got {count}", "messages")
+        elif isinstance(body, CompletionRequest) and isinstance(body.prompt, list):
+            count, limit = len(body.prompt), self.max_model_len
+            if count > limit and isinstance(body.prompt[0], int):
+                message = f"the prompt has {count} tokens, and the model's context is {limit}"
+                raise ApiError("context_length_exceeded", message, "prompt")
 
     def _check_count(self, sequences: int, params: SamplingParams) -> None:
         most = self._engine.config.max_queued_requests
@@ -231,7 +241,7 @@ class Generation:
                     )
                 )
                 if len(choices) % CHOICES_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+                    await turns.enter()
         return choices
 
     def _room(self, prompt: Prompt, body: GenerationBody, params: SamplingParams) -> int | None:

@@ -9,14 +9,19 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 from litestar import Request
-from litestar.types import HTTPReceiveMessage, Receive
+from litestar.types import HTTPReceiveMessage, Scope
 
+from .. import turns
 from ..errors import ApiError, ClientGone, invalid, wrong_value
+from .json_shape import shape
+from .protocol import CONNECTION, HttpProtocol
 
 T = TypeVar("T")
 
 LARGE_BODY = 100_000
 """Bytes; smaller ones are read in a moment whatever is in them."""
+MOST_CONTAINERS, MOST_VALUES = 50_000, 500_000
+"""Of a body: lists and objects, and all values together. That many are read in some twenty milliseconds."""
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -55,23 +60,28 @@ async def read_json(request: AnyRequest, body_type: type[T], limit: int) -> T:
     """The whole body as a `body_type`; a 400 that names the field where it is not one."""
     body = await _whole_body(request, limit)
     if len(body) > LARGE_BODY:
-        _refuse_many(body, body_type)
+        await _turn_to_read(body)
     return decode(body, body_type)
 
 
 async def read_optional_json(request: AnyRequest, body_type: type[T], limit: int) -> T:
     """As `read_json`; no body at all means all defaults."""
-    return decode(await _whole_body(request, limit) or b"{}", body_type)
+    body = await _whole_body(request, limit) or b"{}"
+    if len(body) > LARGE_BODY:
+        await _turn_to_read(body)
+    return decode(body, body_type)
 
 
-def _refuse_many(body: bytes, body_type: type[object]) -> None:
-    """Reading JSON keeps the event loop from everything else, and a list of a hundred thousand objects for long.
-
-    Such a list is told by a key that each of them has: within texts its quotes are escaped.
-    """
-    for field, key, most in getattr(body_type, "MOST_OBJECTS", ()):
-        if body.count(key) > most:
-            raise invalid(f"{field}: at most {most}", field)
+async def _turn_to_read(body: bytes) -> None:
+    """Raises `invalid_request` where reading it would keep the event loop from everything else for long."""
+    found = await asyncio.to_thread(shape, body)
+    for count, most, what in (
+        (found.containers, MOST_CONTAINERS, "lists and objects"),
+        (found.values, MOST_VALUES, "values"),
+    ):
+        if count > most:
+            raise invalid(f"the body holds {count} {what}, and at most {most} are read")
+    await turns.enter()
 
 
 async def _whole_body(request: AnyRequest, limit: int) -> bytes:
@@ -100,23 +110,24 @@ def decode(body: bytes, body_type: type[T]) -> T:
         raise invalid("the body is nested too deeply") from error
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(scope: Scope, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; cancels it and raises `ClientGone` when the client goes away first.
 
-    The body must have been read: what comes after it is the disconnect. The work runs in this task and only the
-    watch in one of its own: of a short request's cost two tasks and a wait for both are a tenth.
+    The connection calls back. A task that waits for `http.disconnect`, as ASGI has it, would be a tenth of a short
+    request's cost.
     """
-    task = asyncio.current_task()
+    task, connection = asyncio.current_task(), cast(HttpProtocol, scope[CONNECTION])  # type: ignore[literal-required]
     assert task is not None
     gone = False
 
-    def leave(watch: asyncio.Future[None]) -> None:
+    def leave() -> None:
         nonlocal gone
-        if not watch.cancelled():
-            gone = task.cancel()
+        gone = task.cancel()
 
-    watch = asyncio.ensure_future(_disconnected(receive))
-    watch.add_done_callback(leave)
+    if connection.lost:
+        work.close()
+        raise ClientGone
+    connection.when_lost = leave
     try:
         return await work
     except asyncio.CancelledError:
@@ -124,8 +135,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGone from None
         raise
     finally:
-        watch.remove_done_callback(leave)
-        watch.cancel()
+        connection.when_lost = None
 
 
 def until(deadline: float | None) -> AbstractAsyncContextManager[object]:
@@ -135,11 +145,6 @@ def until(deadline: float | None) -> AbstractAsyncContextManager[object]:
 
 
 _NO_DEADLINE: AbstractAsyncContextManager[object] = nullcontext()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _too_large(limit: int) -> ApiError:

@@ -13,6 +13,7 @@ import structlog
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from ...lora.errors import StoreError
+from .. import turns
 from ..errors import ApiError, envelope, headers
 from ..state import Phase, ServerState
 from ..tenants.auth import Caller, check_allowed, tenant_in
@@ -26,6 +27,8 @@ OPEN = frozenset({"/health", "/ready"})
 ALWAYS = OPEN | {"/metrics"}
 """Answered while the server loads or drains, too."""
 
+_HEADERS = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"authorization", b"origin", b"host"})
+"""What is looked at here."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -43,8 +46,9 @@ class Front:
             await self._app(scope, receive, send)
 
     async def _call(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
-        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        given = fields.get("x-request-id", "")
+        await turns.enter()
+        fields = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _HEADERS}
+        given = fields.get(b"x-request-id", "")
         request_id = given if _ID.fullmatch(given) else f"req-{secrets.token_hex(16)}"
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
@@ -52,8 +56,8 @@ class Front:
             request_id=request_id,
             method=scope["method"],
             path=without_keys(scope["raw_path"].decode("ascii", "backslashreplace")),
-            traceparent=fields.get("traceparent"),
-            tracestate=fields.get("tracestate"),
+            traceparent=fields.get(b"traceparent"),
+            tracestate=fields.get(b"tracestate"),
         )
         calls.begin(call)
 
@@ -79,15 +83,15 @@ class Front:
                 self._state.end_call()
             self._state.finished(call, quiet=path in ALWAYS)
 
-    async def _admit(self, path: str, fields: dict[str, str]) -> Caller | None:
+    async def _admit(self, path: str, fields: dict[bytes, str]) -> Caller | None:
         """Who is calling, and inside which tenant; raises where the call must not pass."""
         if path in OPEN:
             return None
         services = self._state.services
         caller = self._state.authenticator.authenticate(
-            fields.get("authorization"),
-            fields.get("origin"),
-            fields.get("host"),
+            fields.get(b"authorization"),
+            fields.get(b"origin"),
+            fields.get(b"host"),
             None if services is None else services.tenants.directory,
         )
         check_allowed(caller, path)

@@ -50,7 +50,7 @@ class EventStream:
         async with aclosing(self._events):
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             try:
-                await while_connected(receive, self._send_all(send))
+                await while_connected(scope, self._send_all(send))
             except ClientGone:
                 return
 

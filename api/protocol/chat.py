@@ -34,11 +34,6 @@ class ChatRequest(GenerationBody, kw_only=True):
     }
     INSTEAD: ClassVar[dict[str, str]] = {"echo": "it is a field of /v1/completions"}
     PROMPT_FIELD: ClassVar[str] = "messages"
-    MOST_OBJECTS: ClassVar[tuple[tuple[str, bytes, int], ...]] = (
-        ("messages", b'"role"', 20_000),
-        ("messages", b'"type"', 50_000),  # content parts, and what schemas of tools have besides
-    )
-    """(field, a key that each of its objects has, how many there may be)."""
 
     messages: list[dict[str, Any]]
     """Turns as they came; the chat template takes and checks them."""

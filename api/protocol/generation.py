@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -18,6 +21,12 @@ from .guided import (
     of_structured_outputs,
     the_one,
 )
+
+_SAME_NAMES = (
+    "n", "best_of", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "ignore_eos",
+)  # fmt: skip
+"""Fields that `SamplingParams` has under the same names, each with a default where the request says nothing."""
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -179,22 +188,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options is only allowed together with stream", "stream_options")
         logprobs, prompt_logprobs = self.token_logprobs()
-        given = {
-            "n": self.n,
-            "best_of": self.best_of,
-            "min_tokens": self.min_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "seed": self.seed,
-            "ignore_eos": self.ignore_eos,
-            "logprobs": logprobs,
-            "prompt_logprobs": prompt_logprobs,
-        }
+        given = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
         requested = self.requested_max_tokens
         bias = _token_keys(self.logit_bias or {})
         try:
@@ -203,7 +197,9 @@ class GenerationBody(msgspec.Struct, kw_only=True):
                 logit_bias=bias,
                 stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
                 stop_token_ids=tuple(self.stop_token_ids or ()),
-                **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                **given,
             )
             params.validate(vocab_size)
         except ParamError as error:
@@ -220,11 +216,19 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         return self.max_tokens_field if param == "max_tokens" else param
 
     def _refuse_unserved(self) -> None:
-        for name, harmless in type(self).UNSERVED.items():
-            value = getattr(self, name)
+        values = _unserved(type(self))(self)
+        if values.count(None) == len(values):
+            return
+        for (name, harmless), value in zip(self.UNSERVED.items(), values):
             if value is not None and not any(_same(value, one) for one in harmless):
                 hint = f": {self.INSTEAD[name]}" if name in self.INSTEAD else ""
                 raise invalid(f"{name} is not served here{hint}", name)
+
+
+@cache
+def _unserved(body: type[GenerationBody]) -> Callable[[GenerationBody], tuple[Any, ...]]:
+    """What gets the values of its unserved fields."""
+    return attrgetter(*body.UNSERVED)
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -45,8 +45,8 @@ async def respond(request: AnyRequest, events: Events, *, streams: bool, deadlin
     passes.
     """
     if streams:
-        return await while_connected(request.receive, begin(events, deadline))
-    return JsonAnswer(await while_connected(request.receive, _only(events, deadline)))
+        return await while_connected(request.scope, begin(events, deadline))
+    return JsonAnswer(await while_connected(request.scope, _only(events, deadline)))
 
 
 async def _only(events: Events, deadline: float | None) -> msgspec.Struct:

@@ -7,8 +7,10 @@ from litestar import Response, get
 from ..errors import ApiError
 from ..http.connection import AnyRequest
 from ..http.openapi import documented
+from ..protocol.adapters import Adapter
 from ..protocol.models import Model, ModelList
 from ..state import server_of, services_of
+from ..turns import in_turns
 from .answer import answer
 
 
@@ -32,13 +34,14 @@ async def _models(request: AnyRequest) -> list[Model]:
     server, services = server_of(request), services_of(request)
     base, length = server.config.base_name, services.generation.max_model_len
     root = server.config.engine.model if request.user.is_admin else None
+
+    def model(a: Adapter) -> Model:
+        return Model(a.name, int(a.created_at.timestamp()), a.tenant, None, base, length, a.tenant)
+
     adapters = [a for a in await services.adapters.usable(request.user) if a.status != "incompatible"]
     return [
         Model(base, services.created, "heddle", root, None, length),
-        *(
-            Model(a.name, int(a.created_at.timestamp()), a.tenant, None, base, length, a.tenant)
-            for a in adapters
-        ),
+        *await in_turns(adapters, model),
     ]
 
 

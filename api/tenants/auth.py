@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import msgspec
@@ -60,7 +61,7 @@ class Authenticator:
         if self._admin_key is None:
             if is_key(key):
                 return _tenant_of(key, directory)
-            if not self._anyone and host and not _is_local(_name(f"//{host}")):
+            if not self._anyone and host and not _is_called_locally(host):
                 raise ApiError(
                     "permission_denied",
                     f"without a key this server answers under local names alone, and was called as {host}",
@@ -123,6 +124,12 @@ def _is_own(origin: str, host: str | None) -> bool:
     """Whether a page of `origin` comes from this machine, or from the host name the call itself went to."""
     name = _name(origin)
     return is_loopback(name) or (name != "" and name == _name(f"//{host}"))
+
+
+@lru_cache(maxsize=256)  # it is nearly always the same one
+def _is_called_locally(host: str) -> bool:
+    """Of a `Host` header."""
+    return _is_local(_name(f"//{host}"))
 
 
 def _is_local(host: str) -> bool:

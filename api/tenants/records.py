@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -55,6 +56,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return Quota(adapters=self.adapters, adapter_bytes=self.adapter_bytes, max_rank=self.max_rank)
 
 
+@lru_cache(maxsize=4096)  # every request asks several times
 def key_of(name: str, created_at: datetime) -> str:
     """Which of the tenants that have had this name: nothing passes from one that was removed to a later one."""
     return f"{name}#{created_at.isoformat()}"

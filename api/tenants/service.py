@@ -182,10 +182,17 @@ class TenantService:
 
     async def _follow(self) -> None:
         """Take over what other servers of this registry change, until cancelled."""
+        seen = None
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
+            revision = (
+                self._store.any_revision_at_once()
+            )  # before: what changes meanwhile counts the next time
+            if revision is not None and revision == seen:
+                continue
             try:
                 await self._catch_up()
+                seen = revision
             except (SQLAlchemyError, StoreError) as error:  # the next round tries again
                 logger.warning("the registry's tenants are not known", reason=str(error))
 

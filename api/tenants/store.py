@@ -51,6 +51,11 @@ class TenantStore:
         """Rises with every change of a tenant or key by anyone who uses this registry."""
         return self._database.read(_revision)
 
+    def any_revision_at_once(self) -> int | None:
+        """Rises with every change of the registry, those of adapters too; None where it is not to be had without
+        waiting."""
+        return self._database.revision_at_once()
+
     def snapshot(self) -> Snapshot:
         def read(session: Session) -> Snapshot:
             revision = _revision(session)

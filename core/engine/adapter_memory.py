@@ -17,6 +17,7 @@ from ...lora.base import MODULES
 from ...lora.canonical import open_adapter
 from ...lora.layout import AdapterLayout, PoolDtype, pack
 from ...lora.spec import Delta
+from .accelerator import Accelerator, Arrival
 
 FORMS: dict[torch.dtype, PoolDtype] = {
     torch.float32: "float32",
@@ -29,14 +30,15 @@ MAX_SLOTS = 4096
 """Adapters on the device at one time, where the pool has room for so many."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class HostAdapter:
-    """An adapter packed page by page as it lies on the device; the pages are one buffer, pinned beside
-    CUDA."""
+    """An adapter packed page by page as it lies on the device; the pages are one buffer of pinned memory."""
 
     pages: torch.Tensor
     """uint8 [blocks, block_bytes]"""
     layout: AdapterLayout
+    arrival: Arrival | None = None
+    """Of the pages that were copied last."""
 
     @property
     def num_blocks(self) -> int:
@@ -55,11 +57,17 @@ class PoolAdapterMemory:
     """`lora.adapter_memory.AdapterMemory` over one pool and one arena of tables."""
 
     def __init__(
-        self, pool: Pool, shapes: dict[str, tuple[int, int]], dtype: torch.dtype, max_rank: int = 512
+        self,
+        pool: Pool,
+        shapes: dict[str, tuple[int, int]],
+        dtype: torch.dtype,
+        accelerator: Accelerator,
+        max_rank: int = 512,
     ) -> None:
         """`shapes`: (out_features, in_features) by module name; `dtype`: of A and B in the pool."""
         layout = pool.layout
         self._pool = pool
+        self._accelerator = accelerator
         self._shapes = shapes
         self._dtype = dtype
         self._form = FORMS[dtype]
@@ -94,18 +102,20 @@ class PoolAdapterMemory:
     def load_host(self, path: str) -> HostAdapter:
         with open_adapter(Path(path)) as adapter:
             layout = self._layout(adapter.deltas)
-            pages = torch.zeros(
-                (layout.num_blocks, self._pool.layout.block_bytes),
-                dtype=torch.uint8,
-                pin_memory=self._pool.memory.is_cuda,
-            )
+            pages = self._accelerator.pinned(layout.num_blocks, self._pool.layout.block_bytes).zero_()
             pack(adapter, layout, self._form, pages.numpy())
         return HostAdapter(pages, layout)
 
     def copy_pages(self, host: HostAdapter, first: int, blocks: Sequence[int]) -> None:
         pages = self._pool.pages()
-        for page, block in enumerate(blocks, first):
-            pages[block].copy_(host.pages[page], non_blocking=True)
+        moves = ((host.pages[page], pages[block]) for page, block in enumerate(blocks, first))
+        host.arrival = self._accelerator.copy_aside(moves)
+
+    def arrived(self, host: HostAdapter) -> bool:
+        return host.arrival is None or host.arrival.done()
+
+    def settle(self) -> None:
+        self._accelerator.join()
 
     def write_tables(self, host: HostAdapter, blocks: Sequence[int], slot: int, first_row: int) -> None:
         layout, tables = host.layout, self.tables

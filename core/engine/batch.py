@@ -13,7 +13,7 @@ already):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -23,15 +23,28 @@ from ...kernels.ops import AdapterTables, AttentionBatch, LoraBatch
 from ...lora import segments
 from ..model.forward_batch import ForwardBatch
 from ..scheduling.plan import Chunk
+from .accelerator import Accelerator
 
 ALIGN = 16
 """Bytes: where each array begins in the one buffer of a transfer."""
 
 
 def build(
-    chunks: Sequence[Chunk], tables: AdapterTables, block_size: int, device: torch.device
+    chunks: Sequence[Chunk],
+    tables: AdapterTables,
+    block_size: int,
+    accelerator: Accelerator,
 ) -> ForwardBatch:
     """The forward of `chunks`, whose rows lie one chunk after another in that order."""
+    arrays, rounds = host_arrays(chunks, block_size)
+    longest = max(len(chunk.token_ids) for chunk in chunks)
+    return forward_batch(transfer(arrays, accelerator), longest, None if rounds is None else tables, rounds)
+
+
+def host_arrays(
+    chunks: Sequence[Chunk], block_size: int
+) -> tuple[dict[str, np.ndarray], tuple[int, ...] | None]:
+    """The arrays of a forward by name, those of adapters only where a row has one; and where their rounds begin."""
     lengths = np.array([len(chunk.token_ids) for chunk in chunks], np.int32)
     starts = np.array([chunk.start for chunk in chunks], np.int64)
     cu_seqlens = np.zeros(len(chunks) + 1, np.int32)
@@ -57,52 +70,67 @@ def build(
         "context_lens": (starts + lengths).astype(np.int32),
     }
     lora = segments.build(chunks)
-    if lora is not None:
-        arrays |= {
-            "pair_rows": lora.pair_rows,
-            "pair_weights": lora.pair_weights,
-            "starts": lora.starts,
-            "slots": lora.slots,
-        }
-    on_device = transfer(arrays, device)
+    if lora is None:
+        return arrays, None
+    arrays |= {
+        "pair_rows": lora.pair_rows,
+        "pair_weights": lora.pair_weights,
+        "starts": lora.starts,
+        "slots": lora.slots,
+    }
+    return arrays, lora.rounds
+
+
+def forward_batch(
+    tensors: Mapping[str, torch.Tensor],
+    longest: int,
+    tables: AdapterTables | None,
+    rounds: tuple[int, ...] | None,
+) -> ForwardBatch:
+    """`host_arrays` once they are on the device; no sequence has more than `longest` rows. `tables`: None where no
+    row has an adapter."""
     return ForwardBatch(
-        token_ids=on_device["token_ids"],
-        positions=on_device["positions"],
+        token_ids=tensors["token_ids"],
+        positions=tensors["positions"],
         attention=AttentionBatch(
-            block_tables=on_device["block_tables"],
-            cu_seqlens_q=on_device["cu_seqlens_q"],
-            context_lens=on_device["context_lens"],
-            slot_mapping=on_device["slot_mapping"],
-            max_query_len=int(lengths.max()),
+            block_tables=tensors["block_tables"],
+            cu_seqlens_q=tensors["cu_seqlens_q"],
+            context_lens=tensors["context_lens"],
+            slot_mapping=tensors["slot_mapping"],
+            max_query_len=longest,
         ),
         lora=None
-        if lora is None
+        if tables is None
         else LoraBatch(
             tables=tables,
-            pair_rows=on_device["pair_rows"],
-            pair_weights=on_device["pair_weights"],
-            starts=on_device["starts"],
-            slots=on_device["slots"],
-            rounds=lora.rounds,
+            pair_rows=tensors["pair_rows"],
+            pair_weights=tensors["pair_weights"],
+            starts=tensors["starts"],
+            slots=tensors["slots"],
+            rounds=rounds,
         ),
     )
 
 
-def transfer(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
-    """The same arrays as tensors on `device`, moved as one buffer."""
-    offsets, size = {}, 0
+def transfer(arrays: Mapping[str, np.ndarray], accelerator: Accelerator) -> dict[str, torch.Tensor]:
+    """The same arrays as tensors on the device, moved as one buffer."""
+    size = buffer_bytes(arrays)
+    buffer = accelerator.pinned(size)
+    for name, place in views(buffer, arrays).items():
+        place.numpy()[...] = arrays[name]
+    return views(accelerator.upload(buffer), arrays)
+
+
+def buffer_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+    """What `arrays` take one after another."""
+    return sum(-(-array.nbytes // ALIGN) * ALIGN for array in arrays.values())
+
+
+def views(buffer: torch.Tensor, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Places in a uint8 buffer for arrays like these, one after another."""
+    tensors, offset = {}, 0
     for name, array in arrays.items():
-        offsets[name] = size
-        size += -(-array.nbytes // ALIGN) * ALIGN
-    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    target = buffer.numpy()
-    for name, array in arrays.items():
-        target[offsets[name] : offsets[name] + array.nbytes] = (
-            np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        )
-    buffer = buffer.to(device, non_blocking=True)
-    tensors = {}
-    for name, array in arrays.items():
-        piece = buffer[offsets[name] : offsets[name] + array.nbytes]
+        piece = buffer[offset : offset + array.nbytes]
         tensors[name] = piece.view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        offset += -(-array.nbytes // ALIGN) * ALIGN
     return tensors

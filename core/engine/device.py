@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from ...kernels.ops import Ops
 from ..config import EngineConfig
 from ..errors import EngineStartError
 from ..model.config import ModelConfig
@@ -69,6 +70,13 @@ def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, tok
     activations = tokens * widths * (dtype.itemsize + 4)
     logits = max(config.max_num_seqs, LOGIT_ROWS) * model.vocab_size * 4 * 4
     return activations + logits
+
+
+def warm_up_rows(operations: Ops, device: torch.device, tokens: int) -> list[int]:
+    """Rows of the steps, none of more than `tokens`, that reach all that has to be compiled before serving."""
+    if device.type == "cpu":  # where even Triton's kernels are interpreted
+        return [min(4, tokens)]
+    return sorted({min(rows, tokens) for rows in getattr(operations, "BUILT_FOR_ROWS", (4,))})
 
 
 def available_memory() -> int:

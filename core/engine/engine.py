@@ -45,6 +45,7 @@ from ..scheduling.restore_cost import RestoreCost
 from ..scheduling.scheduler import Scheduler
 from ..text.grammar import GrammarCompiler
 from ..text.tokenizer import Tokenizer
+from . import accelerator as accelerators
 from . import device as machine
 from .adapter_memory import PoolAdapterMemory
 from .grammars import Grammars
@@ -52,6 +53,7 @@ from .host_memory import give_back
 from .memory_report import memory_report
 from .pool_setup import allocate_pool, block_order, pool_layout, pool_notes
 from .runner import Runner
+from .step_graphs import capture_steps, graph_bytes
 from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -84,6 +86,8 @@ class Engine:
             model_config = ModelConfig.load(Path(config.model))
             device = machine.resolve_device(config)
             dtype = machine.resolve_dtype(config, device, model_config.torch_dtype)
+            accelerator = accelerators.for_device(device)
+            captures = accelerator.captures and not config.enforce_eager and config.backend != "reference"
             max_model_len = _max_model_len(config, model_config)
             layout = pool_layout(config, model_config, dtype)
             operations = ops.for_device(device, config.backend)
@@ -106,13 +110,19 @@ class Engine:
             raise EngineStartError(str(error)) from error
         tokens = machine.batched_tokens(config, device)
         step_bytes = machine.step_bytes(config, model_config, dtype, tokens)
+        if captures:
+            step_bytes += graph_bytes(config.max_num_seqs, model_config, dtype, max_model_len)
         pool_bytes = machine.pool_bytes(config, device, step_bytes)
-        self._pool = allocate_pool(layout, pool_bytes, device)
-        self._memory = PoolAdapterMemory(self._pool, model_config.linear_shapes, dtype, config.max_lora_rank)
+        self._pool = allocate_pool(layout, pool_bytes, device, spare=int(captures))
+        self._memory = PoolAdapterMemory(
+            self._pool, model_config.linear_shapes, dtype, accelerator, config.max_lora_rank
+        )
         self._swap_bytes = self._host_bytes = int(config.swap_space * 2**30) // 2
         swap_slots = self._swap_bytes // self._pool.layout.block_bytes
         eos_token_ids = frozenset(model_config.eos_token_ids)
-        self._runner = Runner(self._model, self._pool, self._memory.tables, eos_token_ids, swap_slots)
+        self._runner = Runner(
+            self._model, self._pool, self._memory.tables, eos_token_ids, swap_slots, accelerator
+        )
         self._grammars = Grammars(
             lambda: GrammarCompiler(
                 Tokenizer.load(Path(config.model)), model_config.vocab_size, eos_token_ids
@@ -121,7 +131,18 @@ class Engine:
             wake,
         )
         self._runner.guides = self._grammars.guides
-        warm_up(self._runner, self._pool, self._memory.tables)
+        rows = machine.warm_up_rows(operations, device, tokens)
+        warm_up(self._runner, self._pool, self._memory.tables, rows, max_model_len)
+        if captures:
+            self._runner.graphs = capture_steps(
+                self._model,
+                self._pool,
+                self._memory.tables,
+                accelerator,
+                config.max_num_seqs,
+                max_model_len,
+                progress,
+            )
         give_back()
         if config.step_log is not None:
             self._runner.open_log(Path(config.step_log))
@@ -173,7 +194,7 @@ class Engine:
             block_bytes=self._pool.layout.block_bytes,
             weight_bytes=self._model.weight_bytes,
             memory=self._memory_report(),
-            notes=[*self._model.notes, *pool_notes(pool_bytes), *_graph_notes(config)],
+            notes=[*self._model.notes, *pool_notes(pool_bytes), *_graph_notes(config, captures)],
         )
 
     def close(self) -> None:
@@ -360,10 +381,10 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _graph_notes(config: EngineConfig) -> list[str]:
-    if config.enforce_eager:
+def _graph_notes(config: EngineConfig, captures: bool) -> list[str]:
+    if config.enforce_eager or captures:
         return []
-    return ["--no-enforce-eager changes nothing: steps are not captured as CUDA graphs, they run eagerly"]
+    return ["--no-enforce-eager changes nothing here: only on CUDA are steps captured as graphs"]
 
 
 def _name(dtype: torch.dtype) -> str:

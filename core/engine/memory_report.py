@@ -35,6 +35,9 @@ def memory_report(
         "pinned adapters": pinned_blocks,
         "free": blocks["free"],
     }
+    in_pool = [MemoryPart(part=use, bytes=count * size, blocks=count) for use, count in uses.items()]
+    if spare := len(pool.memory) - pool.num_blocks:
+        in_pool.append(MemoryPart(part="padding rows", bytes=spare * size, blocks=spare))
     everything, files = resident()
     process = [part for part in host if part.bytes]
     process.append(MemoryPart(part="files mapped (program, libraries)", bytes=files))
@@ -59,7 +62,7 @@ def memory_report(
         weight_bytes=total(weights),
         weights=weights,
         pool_bytes=pool.memory.nbytes,
-        pool=[MemoryPart(part=use, bytes=count * size, blocks=count) for use, count in uses.items()],
+        pool=in_pool,
         block_bytes=size,
         blocks_total=pool.num_blocks,
         blocks_free=blocks["free"],

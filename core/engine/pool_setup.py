@@ -15,28 +15,30 @@ from .adapter_memory import MAX_POOL_BYTES
 
 def pool_layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> PoolLayout:
     """How the pool is cut into blocks. Raises `EngineStartError` where they cannot hold an adapter's row."""
-    if config.kv_cache_dtype != "auto":
-        raise EngineStartError(f"--kv-cache-dtype {config.kv_cache_dtype} is not available; leave it out")
-    layout = PoolLayout(model.num_layers, model.num_kv_heads, model.head_dim, config.block_size, dtype)
+    kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+    layout = PoolLayout(model.num_layers, model.num_kv_heads, model.head_dim, config.block_size, kv_dtype)
     longest_row = max(max(shape) for shape in model.linear_shapes.values()) * dtype.itemsize
     if layout.block_bytes < longest_row:
         raise EngineStartError(
             f"--block-size {config.block_size}: a block of {layout.block_bytes} bytes cannot hold "
-            f"an adapter's longest row, which takes {longest_row}"
+            f"an adapter's longest row, which takes {longest_row}; take more tokens in one block"
         )
     return layout
 
 
-def allocate_pool(layout: PoolLayout, size: int, device: torch.device) -> Pool:
-    """A pool of at most `size` bytes. Raises `EngineStartError` where that is none, or too much for the machine."""
-    num_blocks = min(size, MAX_POOL_BYTES) // layout.block_bytes
+def allocate_pool(layout: PoolLayout, size: int, device: torch.device, *, spare: int = 0) -> Pool:
+    """A pool of at most `size` bytes, of which `spare` blocks are given to nobody.
+
+    Raises `EngineStartError` where that leaves none, or is too much for the machine.
+    """
+    num_blocks = min(size, MAX_POOL_BYTES) // layout.block_bytes - spare
     if num_blocks < 1:
         raise EngineStartError(
             f"the pool's {size} bytes hold no block: one takes {layout.block_bytes} bytes "
             f"({layout.block_size} tokens in {layout.num_layers} layers); raise --pool-memory"
         )
     try:
-        return Pool(layout, num_blocks, device)
+        return Pool(layout, num_blocks, device, spare=spare)
     except (RuntimeError, OSError) as error:
         raise EngineStartError(f"there is no room for a pool of {size} bytes; lower --pool-memory") from error
 

@@ -20,8 +20,10 @@ from ..model.llama import LlamaModel
 from ..scheduling.plan import Chunk, StepPlan, StepResult
 from ..scheduling.sequence import Sequence
 from . import batch
+from .accelerator import Accelerator
 from .grammars import Guide, OutOfGrammar
 from .sampler import NotFinite, SampleRow, SamplingError, prompt_logprobs, sample
+from .step_graphs import StepGraphs
 from .swap_copies import SwapCopies
 
 LOGIT_ROWS = 256
@@ -41,17 +43,21 @@ class Runner:
         tables: AdapterTables,
         eos_token_ids: frozenset[int],
         swap_slots: int,
+        accelerator: Accelerator,
     ) -> None:
         self.captured: dict[int, torch.Tensor] = {}
         """By sequence key, float32 [tokens, vocab] on the CPU that receives the logits of each of its
         rows."""
         self.guides: Mapping[int, Guide] = {}
         """By sequence key, of the sequences that follow a grammar."""
+        self.graphs: StepGraphs | None = None
+        """Decode steps that were captured, once they are."""
         self._model = model
         self._pool = pool
         self._tables = tables
         self._eos_token_ids = eos_token_ids
-        self.swap = SwapCopies(pool, swap_slots)
+        self._accelerator = accelerator
+        self.swap = SwapCopies(pool, swap_slots, accelerator)
         self._steps = 0
         self._forwards = 0
         self._log: TextIO | None = None
@@ -87,9 +93,13 @@ class Runner:
         return replace(result, swap_seconds=swap_seconds, forward_seconds=time.perf_counter() - moved)
 
     def _forward(self, chunks: tuple[Chunk, ...]) -> torch.Tensor:
-        """Hidden states [rows of the step, hidden]."""
-        step = batch.build(chunks, self._tables, self._pool.layout.block_size, self._model.device)
+        """Hidden states [rows of the step, hidden]: a replay where the step was captured, else computed eagerly."""
         self._forwards += 1
+        if self.graphs is not None:
+            hidden = self.graphs.forward(chunks)
+            if hidden is not None:
+                return hidden
+        step = batch.build(chunks, self._tables, self._pool.layout.block_size, self._accelerator)
         return self._model.forward(step, self._pool)
 
     def _results(self, chunks: tuple[Chunk, ...], hidden: torch.Tensor) -> StepResult:

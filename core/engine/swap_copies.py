@@ -8,6 +8,7 @@ import torch
 
 from ...kernels.pool import Pool
 from ..scheduling.plan import StepPlan
+from .accelerator import Accelerator
 
 SLAB_BYTES = 64 << 20
 """Host memory is taken in pieces of this size, when their first slot is written."""
@@ -15,10 +16,11 @@ SLAB_BYTES = 64 << 20
 
 class SwapCopies:
     """Swap space's memory: slot s is row s % n of slab s // n, n slots to a slab, the last one as short as it may
-    be; pinned beside CUDA."""
+    be."""
 
-    def __init__(self, pool: Pool, num_slots: int) -> None:
-        self._pages = pool.pages()  # uint8 [num_blocks, block_bytes]
+    def __init__(self, pool: Pool, num_slots: int, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._pages = pool.pages()  # uint8 [blocks, block_bytes]
         self._num_slots = num_slots
         self._slab_slots = max(1, SLAB_BYTES // self._pages.shape[1])
         self._slabs: dict[int, torch.Tensor] = {}
@@ -42,8 +44,7 @@ class SwapCopies:
             self._pages[swap.block].copy_(self._slot(swap.host_slot), non_blocking=True)
         seconds = 0.0
         if plan.swap_out or plan.swap_in:
-            if self._pages.is_cuda:
-                torch.cuda.synchronize(self._pages.device)
+            self._accelerator.synchronize()
             seconds = time.perf_counter() - began
         for source, target in plan.copies:
             self._pages[target].copy_(self._pages[source])
@@ -54,6 +55,5 @@ class SwapCopies:
         slab = self._slabs.get(index)
         if slab is None:
             shape = (min(self._slab_slots, self._num_slots - index * self._slab_slots), self._pages.shape[1])
-            slab = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pages.is_cuda)
-            self._slabs[index] = slab
+            slab = self._slabs[index] = self._accelerator.pinned(*shape)
         return slab[row]

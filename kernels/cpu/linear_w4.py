@@ -95,8 +95,10 @@ def _group_of(b: Any, bits: int, scale_type: Any, weight: list[Any], panel: Any,
     codes, scales, zeros, k, groups = weight
     place = b.mul(b.add(b.mul(panel, groups), group), k.type(PANEL))
     first = b.mul(b.mul(panel, k), k.type(PANEL * bits // 8))
-    pointers = (b.gep(array, [at]) for array, at in ((codes, first), (zeros, place), (scales, place)))
-    return _Group(b, bits, *pointers, scale_type)
+    codes, zeros, scales = (
+        b.gep(array, [at]) for array, at in ((codes, first), (zeros, place), (scales, place))
+    )
+    return _Group(b, bits, codes, zeros, scales, scale_type)
 
 
 def _bounds(b: Any, group: Any, group_size: Any, k: Any) -> tuple[Any, Any]:

@@ -35,7 +35,8 @@ LOG2E = 1.4426950408889634
 
 @triton.jit
 def _step(  # type: ignore[no-untyped-def]
-    most, weight_sum, mixed, queries, keys, values, table, first, end, position, scale, block_stride,
+    most, weight_sum, mixed, queries, keys, values, key_scales, value_scales, table, first, end, position, scale,
+    block_stride,
     DIAGONAL: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -43,6 +44,9 @@ def _step(  # type: ignore[no-untyped-def]
 
     DIAGONAL: some rows do not see all of them. What such a row does not see has weight 0, but 0 times NaN is NaN: so
     tokens whose values are not finite are cleared, and whoever does see them gets NaN.
+
+    Codes of an int8 cache are exact in every float dtype: a key's scale multiplies the score; values are scaled before
+    they are rounded to the queries' dtype, because weights times scales would be too small for it.
     """
     token = first + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, PAD_D)
@@ -53,6 +57,11 @@ def _step(  # type: ignore[no-untyped-def]
     key = tl.load(keys + place, mask=mask, other=0.0).to(queries.dtype)
     score = tl.dot(queries, tl.trans(key), input_precision=PRECISION) * scale
     value = tl.load(values + place, mask=mask, other=0.0)
+    if key_scales is not None:
+        scale_place = block * (block_stride // 4) + token % BLOCK_SIZE
+        score = score * tl.load(key_scales + scale_place, mask=there, other=0.0)[None, :]
+        value_scale = tl.load(value_scales + scale_place, mask=there, other=0.0)
+        value = (value.to(tl.float32) * value_scale[:, None]).to(queries.dtype)
     if DIAGONAL:
         wide = value.to(tl.float32)
         broken = tl.max((tl.abs(wide) < float("inf")).to(tl.int32) ^ 1, axis=1) > 0
@@ -72,6 +81,16 @@ def _step(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _scales(scales, layer, layer_stride, head, HK: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a head's scales of keys and of values begin in a layer of an int8 cache, which `layer_stride` bytes are."""
+    if scales is None:
+        return None, None
+    else:
+        start = scales + layer * (layer_stride // 4) + HK * BLOCK_SIZE * D // 2 + head * BLOCK_SIZE
+        return start, start + HK * BLOCK_SIZE
+
+
+@triton.jit
 def _merge(most, weight_sum, mixed, part_most, part_sum, part_mixed):  # type: ignore[no-untyped-def]
     """One more part joins what was merged so far."""
     new_most = tl.maximum(most, part_most)
@@ -87,7 +106,7 @@ def _merge(most, weight_sum, mixed, part_most, part_sum, part_mixed):  # type: i
 
 @triton.jit(do_not_specialize=["table_stride", "layer", "parts"])
 def _decode(  # type: ignore[no-untyped-def]
-    q, pool, block_tables, cu_seqlens, context_lens, out, part_mixed, part_stats, scale,
+    q, pool, scales, block_tables, cu_seqlens, context_lens, out, part_mixed, part_stats, scale,
     table_stride, layer, layer_stride, block_stride, parts, q_stride,
     SPLIT: tl.constexpr, H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -109,6 +128,7 @@ def _decode(  # type: ignore[no-untyped-def]
     )
     keys = pool + layer * layer_stride + head * (BLOCK_SIZE * D)
     values = keys + HK * BLOCK_SIZE * D
+    key_scales, value_scales = _scales(scales, layer, layer_stride, head, HK, D, BLOCK_SIZE)
     table = block_tables + sequence.to(tl.int64) * table_stride
     most = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     weight_sum = tl.zeros((BLOCK_M,), dtype=tl.float32)
@@ -116,8 +136,8 @@ def _decode(  # type: ignore[no-untyped-def]
     end = tl.minimum(part * PART + PART, length)
     for first in range(part * PART, end, BLOCK_N):
         most, weight_sum, mixed = _step(
-            most, weight_sum, mixed, queries, keys, values, table, first, end, member, scale, block_stride,
-            False, D, PAD_D, BLOCK_SIZE, BLOCK_N, PRECISION,
+            most, weight_sum, mixed, queries, keys, values, key_scales, value_scales, table, first, end, member, scale,
+            block_stride, False, D, PAD_D, BLOCK_SIZE, BLOCK_N, PRECISION,
         )  # fmt: skip
     if SPLIT:
         target = (sequence.to(tl.int64) * parts + part) * H + query_head
@@ -161,7 +181,7 @@ def _merge_parts(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["table_stride", "layer"])
 def _prefill(  # type: ignore[no-untyped-def]
-    q, pool, block_tables, cu_seqlens, context_lens, out, scale,
+    q, pool, scales, block_tables, cu_seqlens, context_lens, out, scale,
     table_stride, layer, layer_stride, block_stride, q_stride,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     PART: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -187,6 +207,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     queries = tl.load(q + (row * q_stride + query_head * D)[:, None] + dim[None, :], mask=mask, other=0.0)
     keys = pool + layer * layer_stride + head * (BLOCK_SIZE * D)
     values = keys + HK * BLOCK_SIZE * D
+    key_scales, value_scales = _scales(scales, layer, layer_stride, head, HK, D, BLOCK_SIZE)
     table = block_tables + sequence.to(tl.int64) * table_stride
     last = tl.minimum(length, length - count + start + BLOCK_Q)
     seen_by_all = length - count + start + 1
@@ -201,15 +222,15 @@ def _prefill(  # type: ignore[no-untyped-def]
         diagonal = part + tl.maximum(tl.minimum(end, seen_by_all) - part, 0) // BLOCK_N * BLOCK_N
         for first in range(part, diagonal, BLOCK_N):
             part_most, part_sum, part_mixed = _step(
-                part_most, part_sum, part_mixed, queries, keys, values, table, first, end, position, scale,
-                block_stride, False, D, PAD_D, BLOCK_SIZE, BLOCK_N, PRECISION,
+                part_most, part_sum, part_mixed, queries, keys, values, key_scales, value_scales, table, first, end,
+                position, scale, block_stride, False, D, PAD_D, BLOCK_SIZE, BLOCK_N, PRECISION,
             )  # fmt: skip
         for first in tl.range(
             diagonal, end, BLOCK_N, num_stages=1
         ):  # one or two steps: nothing to run ahead of
             part_most, part_sum, part_mixed = _step(
-                part_most, part_sum, part_mixed, queries, keys, values, table, first, end, position, scale,
-                block_stride, True, D, PAD_D, BLOCK_SIZE, BLOCK_N, PRECISION,
+                part_most, part_sum, part_mixed, queries, keys, values, key_scales, value_scales, table, first, end,
+                position, scale, block_stride, True, D, PAD_D, BLOCK_SIZE, BLOCK_N, PRECISION,
             )  # fmt: skip
         most, weight_sum, mixed = _merge(most, weight_sum, mixed, part_most, part_sum, part_mixed)
     target = out + (row * H + query_head)[:, None] * D + dim[None, :]
@@ -228,6 +249,7 @@ def paged_attention(
         q = q.contiguous()
     layout = pool.layout
     elements, width = pool.elements(layout.kv_dtype), layout.kv_dtype.itemsize
+    scales = pool.elements(torch.float32) if layout.quantised else None
     sequences = batch.context_lens.shape[0]
     group = heads // layout.num_kv_heads
     pad_d = max(16, next_power_of_2(dim))
@@ -247,7 +269,7 @@ def paged_attention(
         block_q = block_m // group
         launch(
             _prefill, (cdiv(most_rows, block_q), sequences, layout.num_kv_heads),
-            q, elements, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, out, scale * LOG2E,
+            q, elements, scales, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, out, scale * LOG2E,
             *place, q.stride(0), **heads_shape, **tile, BLOCK_Q=block_q, BLOCK_M=block_m, num_warps=PREFILL_WARPS,
         )  # fmt: skip
         if batch.max_query_len == tokens:
@@ -257,7 +279,7 @@ def paged_attention(
     part_stats = torch.empty((sequences, parts, heads, 2), dtype=torch.float32, device=q.device)
     launch(
         _decode, (sequences, layout.num_kv_heads, parts),
-        q, elements, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, out, part_mixed, part_stats,
+        q, elements, scales, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, out, part_mixed, part_stats,
         scale * LOG2E, *place, parts, q.stride(0), **heads_shape, **tile, SPLIT=parts > 1, BLOCK_M=rows,
         num_warps=DECODE_WARPS,
     )  # fmt: skip

@@ -51,7 +51,8 @@ def cases(
     """Every operation, for activations (and KV, adapters, norms) of each dtype; as given, what reaches every tile."""
     for dtype in dtypes:
         yield from _linears(dtype, rows)
-        yield from _attention(dtype, batches)
+        for kv_dtype in (dtype, torch.int8):
+            yield from _attention(dtype, kv_dtype, batches)
         yield from _lora(dtype, pairs)
         yield from _rows(dtype, rows)
 
@@ -80,8 +81,10 @@ def _pool(dtype: torch.dtype, blocks: int = 4096) -> Pool:
     return Pool(PoolLayout(LAYERS, KV_HEADS, HEAD_DIM, 16, dtype), blocks, "meta")
 
 
-def _attention(dtype: torch.dtype, batches: Sequence[tuple[int, int, int]]) -> Iterator[Case]:
-    pool = _pool(dtype)
+def _attention(
+    dtype: torch.dtype, kv_dtype: torch.dtype, batches: Sequence[tuple[int, int, int]]
+) -> Iterator[Case]:
+    pool = _pool(kv_dtype)
     for sequences, rows, blocks in batches:
         batch = AttentionBatch(
             block_tables=meta(sequences, blocks, dtype=torch.int32),

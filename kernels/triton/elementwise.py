@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..dense_weight import DenseWeight
-from ..pool import Pool
+from ..pool import KV_SMALLEST, Pool
 from .launch import cdiv, launch, next_power_of_2
 
 COLUMNS = 1024
@@ -65,20 +65,39 @@ def _norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, 
 
 
 @triton.jit
-def _rotate(source, target, cos, sin, mask, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The halves (a, b) of each head: (a * cos - b * sin, b * cos + a * sin)"""
+def _halves(source, mask, D: tl.constexpr):  # type: ignore[no-untyped-def]
     a = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(source + D // 2, mask=mask, other=0.0).to(tl.float32)
-    tl.store(target, a * cos - b * sin, mask=mask)
-    tl.store(target + D // 2, b * cos + a * sin, mask=mask)
+    return a, tl.load(source + D // 2, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _put(a, b, target, mask, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(target, a, mask=mask)
+    tl.store(target + D // 2, b, mask=mask)
+
+
+@triton.jit
+def _put_codes(a, b, target, scale, mask, heads, SMALLEST: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Halves a and b [heads, D / 2] of vectors, as int8 codes, and the scale of each vector."""
+    a, b = tl.where(mask, a, 0.0), tl.where(mask, b, 0.0)
+    most = tl.max(tl.maximum(tl.abs(a), tl.abs(b)), axis=1)
+    ordinary = (tl.abs(a) < float("inf")) & (tl.abs(b) < float("inf"))  # NaN is never below
+    finite = tl.min(tl.where(ordinary, 1, 0), axis=1) > 0
+    some = finite & (most > SMALLEST)
+    factor = tl.where(some, 127.0 / tl.where(some, most, 1.0), 0.0)[:, None]
+    # Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even.
+    low = (tl.where(ordinary, a, 0.0) * factor + 12582912.0) - 12582912.0
+    high = (tl.where(ordinary, b, 0.0) * factor + 12582912.0) - 12582912.0
+    _put(low.to(tl.int8), high.to(tl.int8), target, mask, D)
+    tl.store(scale, tl.where(finite, tl.where(some, most / 127.0, 0.0), float("nan")), mask=heads)
 
 
 @triton.jit(do_not_specialize=["layer"])
 def _rope_and_write(  # type: ignore[no-untyped-def]
-    q, k, v, out, positions, cos_table, sin_table, pool, slot_mapping, q_stride, k_stride, v_stride,
+    q, k, v, out, positions, cos_table, sin_table, pool, scales, slot_mapping, q_stride, k_stride, v_stride,
     layer, layer_stride, block_stride,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_HK: tl.constexpr, PAD_HALF: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_HK: tl.constexpr, PAD_HALF: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     """Program (t, 0) rotates the query heads of row t, program (t, 1) its keys, and stores them and the values."""
     row = tl.program_id(0).to(tl.int64)
@@ -89,19 +108,33 @@ def _rope_and_write(  # type: ignore[no-untyped-def]
     sin = tl.load(sin_table + angle, mask=inside, other=0.0)
     if tl.program_id(1) == 0:
         head = tl.arange(0, PAD_H)[:, None]
-        source, target = q + row * q_stride + head * D + half, out + (row * H + head) * D + half
-        _rotate(source, target, cos, sin, (head < H) & inside, D)
+        of_head = (head < H) & inside
+        q_a, q_b = _halves(q + row * q_stride + head * D + half, of_head, D)
+        rotated = out + (row * H + head) * D + half
+        _put(q_a * cos - q_b * sin, q_b * cos + q_a * sin, rotated, of_head, D)
     else:
         kv_head = tl.arange(0, PAD_HK)[:, None]
         mask = (kv_head < HK) & inside
         slot = tl.load(slot_mapping + row)
         place = slot // BLOCK_SIZE * block_stride + layer * layer_stride + slot % BLOCK_SIZE * D
         key = pool + place + kv_head * (BLOCK_SIZE * D) + half
-        _rotate(k + row * k_stride + kv_head * D + half, key, cos, sin, mask, D)
         value = key + HK * BLOCK_SIZE * D
-        given = v + row * v_stride + kv_head * D + half
-        tl.store(value, tl.load(given, mask=mask, other=0.0).to(tl.float32), mask=mask)
-        tl.store(value + D // 2, tl.load(given + D // 2, mask=mask, other=0.0).to(tl.float32), mask=mask)
+        a, b = _halves(k + row * k_stride + kv_head * D + half, mask, D)
+        low, high = a * cos - b * sin, b * cos + a * sin
+        v_low, v_high = _halves(v + row * v_stride + kv_head * D + half, mask, D)
+        if scales is None:
+            _put(low, high, key, mask, D)
+            _put(v_low, v_high, value, mask, D)
+        else:
+            heads = tl.arange(0, PAD_HK)
+            first = (
+                slot // BLOCK_SIZE * (block_stride // 4)
+                + layer * (layer_stride // 4)
+                + HK * BLOCK_SIZE * D // 2
+            )
+            place = scales + first + heads * BLOCK_SIZE + slot % BLOCK_SIZE
+            _put_codes(low, high, key, place, mask, heads < HK, SMALLEST, D)
+            _put_codes(v_low, v_high, value, place + HK * BLOCK_SIZE, mask, heads < HK, SMALLEST, D)
 
 
 def rope_and_write_kv(
@@ -123,11 +156,12 @@ def rope_and_write_kv(
     if tokens:
         launch(
             _rope_and_write, (tokens, 2),
-            q, k, v, out, positions, cos, sin, pool.elements(layout.kv_dtype), slot_mapping,
+            q, k, v, out, positions, cos, sin, pool.elements(layout.kv_dtype),
+            pool.elements(torch.float32) if layout.quantised else None, slot_mapping,
             q.stride(0), k.stride(0), v.stride(0), layer, layout.layer_bytes // width, layout.block_bytes // width,
             H=heads, HK=kv_heads, D=dim, BLOCK_SIZE=layout.block_size,
             PAD_H=next_power_of_2(heads), PAD_HK=next_power_of_2(kv_heads), PAD_HALF=next_power_of_2(dim // 2),
-            num_warps=4,
+            SMALLEST=KV_SMALLEST, num_warps=4,
         )  # fmt: skip
     return out
 

@@ -1,5 +1,8 @@
 """The adapters' deltas: shrink (rank sums over K) and expand (into the columns), over segments of rows by adapter.
 
+Where a module is small and pairs are few, one launch does both: each program makes the rank sums for itself, at most
+FUSED_TILES times over, which costs second-level cache reads and saves a launch and the sums' way through memory.
+
 A and B are read where they lie, row by row through the tables: nothing is gathered or padded in memory. A program
 covers up to BLOCK_M rows of one segment for one module and walks that module's true rank in tiles of BLOCK_R. Rows
 without an adapter are in no segment; an adapter that leaves the module alone ends its programs before any load.
@@ -34,7 +37,10 @@ PART = 512
 """Values of K that are summed together."""
 FEW_PAIRS = 128
 """Up to so many pairs, parts are programs of their own: 8 tiles of rows alone would leave a large chip idle."""
-WARPS, STAGES = 4, 4
+FUSED_K, FUSED_COLUMNS, FUSED_TILES = 4096, 512, 8
+"""A module of up to so many in-features, and out-features for so many programs, takes one launch instead of two. By
+arithmetic, not measured: at 4096 x 4096 and rank 16 eight programs read 128 KiB of A each, once from memory."""
+WARPS, FUSED_WARPS, STAGES = 4, 8, 4
 
 
 @triton.jit
@@ -44,6 +50,39 @@ def _entry(slots, segment, layer, num_layers, which, MODULES: tl.constexpr):  # 
     for i in tl.static_range(1, len(MODULES)):
         module = tl.where(which == i, MODULES[i], module)
     return (tl.load(slots + segment) * num_layers + layer) * 7 + module
+
+
+@triton.jit
+def _rank_sums(  # type: ignore[no-untyped-def]
+    lefts, rights, live, in_rank, begin, finish, K,
+    PART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Rows of x times rows of A, from k = `begin` to `finish`: each part of PART values from zero, then the parts."""
+    total = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+    for p0 in range(begin, finish, PART):
+        part_sum = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+        for k0 in range(p0, p0 + PART, BLOCK_K):
+            k = k0 + tl.arange(0, BLOCK_K)
+            left = tl.load(lefts + k[None, :], mask=live[:, None] & (k < K)[None, :], other=0.0)
+            right = tl.load(rights + k[:, None], mask=in_rank[None, :] & (k < K)[:, None], other=0.0)
+            part_sum = tl.dot(left, right.to(left.dtype), part_sum, input_precision=PRECISION)
+        total += part_sum
+    return total
+
+
+@triton.jit
+def _module_of(tile, OFFSETS: tl.constexpr, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which module a tile of columns is of, where that begins and ends in the output, and which is its first tile."""
+    which = tl.full((), 0, tl.int32)
+    begin = tl.full((), OFFSETS[0], tl.int32)
+    finish = tl.full((), OFFSETS[1], tl.int32)
+    first_tile = tl.full((), 0, tl.int32)
+    for i in tl.static_range(1, len(TILES) - 1):
+        which = tl.where(tile >= TILES[i], i, which)
+        begin = tl.where(tile >= TILES[i], OFFSETS[i], begin)
+        finish = tl.where(tile >= TILES[i], OFFSETS[i + 1], finish)
+        first_tile = tl.where(tile >= TILES[i], TILES[i], first_tile)
+    return which, begin, finish, first_tile
 
 
 @triton.jit(do_not_specialize=["first_segment", "layer", "num_pairs"])
@@ -75,15 +114,9 @@ def _shrink(  # type: ignore[no-untyped-def]
         r = r0 + tl.arange(0, BLOCK_R)
         in_rank = r < rank
         rights = pool + tl.load(rows + first_row + r, mask=in_rank, other=0).to(tl.int64)[None, :] * ALIGN
-        total = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
-        for p0 in range(begin, finish, PART):
-            part_sum = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
-            for k0 in range(p0, p0 + PART, BLOCK_K):
-                k = k0 + tl.arange(0, BLOCK_K)
-                left = tl.load(lefts + k[None, :], mask=live[:, None] & (k < K)[None, :], other=0.0)
-                right = tl.load(rights + k[:, None], mask=in_rank[None, :] & (k < K)[:, None], other=0.0)
-                part_sum = tl.dot(left, right.to(left.dtype), part_sum, input_precision=PRECISION)
-            total += part_sum
+        total = _rank_sums(
+            lefts, rights, live, in_rank, begin, finish, K, PART, BLOCK_M, BLOCK_R, BLOCK_K, PRECISION
+        )
         place = ((part * len(MODULES) + which) * num_pairs + pair).to(tl.int64) * width
         tl.store(sums + place[:, None] + r[None, :], total, mask=live[:, None] & in_rank[None, :])
 
@@ -105,15 +138,7 @@ def _expand(  # type: ignore[no-untyped-def]
     if first_pair >= end:
         return
     tile = tl.program_id(2)
-    which = tl.full((), 0, tl.int32)
-    begin = tl.full((), OFFSETS[0], tl.int32)
-    finish = tl.full((), OFFSETS[1], tl.int32)
-    first_tile = tl.full((), 0, tl.int32)
-    for i in tl.static_range(1, len(MODULES)):
-        which = tl.where(tile >= TILES[i], i, which)
-        begin = tl.where(tile >= TILES[i], OFFSETS[i], begin)
-        finish = tl.where(tile >= TILES[i], OFFSETS[i + 1], finish)
-        first_tile = tl.where(tile >= TILES[i], TILES[i], first_tile)
+    which, begin, finish, first_tile = _module_of(tile, OFFSETS, TILES)
     entry = _entry(slots, segment, layer, num_layers, which, MODULES)
     rank = tl.load(ranks + entry)
     if rank == 0:
@@ -145,6 +170,49 @@ def _expand(  # type: ignore[no-untyped-def]
     tl.store(target, tl.load(target, mask=mask, other=0.0).to(tl.float32) + delta, mask=mask)
 
 
+@triton.jit(do_not_specialize=["first_segment", "layer"])
+def _add_deltas(  # type: ignore[no-untyped-def]
+    out, x, pool, ranks, first_rows, scales, rows, pair_rows, pair_weights, starts, slots,
+    out_stride, x_stride, K, first_segment, layer, num_layers,
+    MODULES: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr,
+    PART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """`_shrink` and `_expand` in one program for each tile of columns, by the same arithmetic in the same order."""
+    segment = first_segment + tl.program_id(1)
+    end = tl.load(starts + segment + 1)
+    first_pair = tl.load(starts + segment) + tl.program_id(0) * BLOCK_M
+    if first_pair >= end:
+        return
+    tile = tl.program_id(2)
+    which, begin, finish, first_tile = _module_of(tile, OFFSETS, TILES)
+    entry = _entry(slots, segment, layer, num_layers, which, MODULES)
+    rank = tl.load(ranks + entry)
+    if rank == 0:
+        return
+    first_row = tl.load(first_rows + entry)
+    pair = first_pair + tl.arange(0, BLOCK_M)
+    live = pair < end
+    row = tl.load(pair_rows + pair, mask=live, other=0).to(tl.int64)
+    factor = tl.load(pair_weights + pair, mask=live, other=0.0) * tl.load(scales + entry)
+    lefts = x + row[:, None] * x_stride
+    n = (tile - first_tile) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = n < finish - begin
+    delta = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for r0 in range(0, rank, BLOCK_R):
+        r = r0 + tl.arange(0, BLOCK_R)
+        in_rank = r < rank
+        rights = pool + tl.load(rows + first_row + r, mask=in_rank, other=0).to(tl.int64)[None, :] * ALIGN
+        sums = _rank_sums(lefts, rights, live, in_rank, 0, K, K, PART, BLOCK_M, BLOCK_R, BLOCK_K, PRECISION)
+        b_start = tl.load(rows + first_row + rank + r, mask=in_rank, other=0).to(tl.int64) * ALIGN
+        right = tl.load(
+            pool + b_start[:, None] + n[None, :], mask=in_rank[:, None] & inside[None, :], other=0.0
+        )
+        delta = tl.dot(sums * factor[:, None], right.to(tl.float32), delta, input_precision=PRECISION)
+    target = out + row[:, None] * out_stride + (begin + n)[None, :]
+    mask = live[:, None] & inside[None, :]
+    tl.store(target, tl.load(target, mask=mask, other=0.0).to(tl.float32) + delta, mask=mask)
+
+
 def add_lora(
     out: torch.Tensor,
     x: torch.Tensor,
@@ -154,19 +222,21 @@ def add_lora(
     offsets: Sequence[int],
     lora: LoraBatch,
 ) -> None:
-    """out[row, module's columns] += weight * scale * (x[row] @ A.T) @ B.T: two launches a round."""
+    """out[row, module's columns] += weight * scale * (x[row] @ A.T) @ B.T: one or two launches a round."""
     tables = lora.tables
     pairs, segments = lora.pair_rows.shape[0], lora.slots.shape[0]
     if not pairs:
         return
     k, count = x.shape[1], len(modules)
-    parts = cdiv(k, PART) if pairs <= FEW_PAIRS else 1
     split = pairs <= FEW_PAIRS
+    widest = max(finish - begin for begin, finish in pairwise(offsets))
+    fused = split and k <= FUSED_K and widest <= FUSED_COLUMNS * FUSED_TILES
+    parts = cdiv(k, PART) if split else 1
     width = cdiv(tables.max_rank, BLOCK_R) * BLOCK_R
-    sums = torch.empty((parts, count, pairs, width), dtype=torch.float32, device=x.device)
+    columns = FUSED_COLUMNS if fused else BLOCK_N
     tiles = [0]
     for begin, finish in pairwise(offsets):
-        tiles.append(tiles[-1] + cdiv(finish - begin, BLOCK_N))
+        tiles.append(tiles[-1] + cdiv(finish - begin, columns))
     elements = pool.elements(tables.dtype)
     common = {
         "MODULES": tuple(modules),
@@ -174,22 +244,33 @@ def add_lora(
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
         "BLOCK_M": BLOCK_M,
         "BLOCK_R": BLOCK_R,
-        "num_warps": WARPS,
         "num_stages": STAGES,
     }
     rounds = range(segments + 1) if lora.rounds is None else lora.rounds
+    row_tiles = cdiv(pairs, BLOCK_M)
+    if fused:
+        for first, last in pairwise(rounds):
+            launch(
+                _add_deltas, (row_tiles, last - first, tiles[-1]),
+                out, x, elements, tables.ranks, tables.first_row, tables.scales, tables.rows,
+                lora.pair_rows, lora.pair_weights, lora.starts, lora.slots,
+                out.stride(0), x.stride(0), k, first, layer, tables.ranks.shape[1],
+                OFFSETS=tuple(offsets), TILES=tuple(tiles), PART=PART, BLOCK_K=BLOCK_K, BLOCK_N=columns,
+                num_warps=FUSED_WARPS, **common,
+            )  # fmt: skip
+        return
+    sums = torch.empty((parts, count, pairs, width), dtype=torch.float32, device=x.device)
     for first, last in pairwise(rounds):
-        row_tiles = cdiv(pairs, BLOCK_M)
         launch(
             _shrink, (row_tiles, last - first, count * parts),
             x, elements, tables.ranks, tables.first_row, tables.rows, lora.pair_rows, lora.starts, lora.slots, sums,
             x.stride(0), k, first, layer, tables.ranks.shape[1], pairs, width,
-            SPLIT=split, PART=PART, BLOCK_K=BLOCK_K, **common,
+            SPLIT=split, PART=PART, BLOCK_K=BLOCK_K, num_warps=WARPS, **common,
         )  # fmt: skip
         launch(
             _expand, (row_tiles, last - first, tiles[-1]),
             out, elements, tables.ranks, tables.first_row, tables.scales, tables.rows,
             lora.pair_rows, lora.pair_weights, lora.starts, lora.slots, sums,
             out.stride(0), first, layer, tables.ranks.shape[1], pairs, width, parts,
-            OFFSETS=tuple(offsets), TILES=tuple(tiles), BLOCK_N=BLOCK_N, **common,
+            OFFSETS=tuple(offsets), TILES=tuple(tiles), BLOCK_N=BLOCK_N, num_warps=WARPS, **common,
         )  # fmt: skip

@@ -69,6 +69,7 @@ class StubEngine:
         self.restarts = 0
         self.running: set[int] = set()
         self._keys = itertools.count(1)
+        self._speakers: dict[int, asyncio.Task[None]] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -89,6 +90,7 @@ class StubEngine:
         self.burst = 1
         """Tokens in one output."""
         self.commands: list[Generate] = []
+        self.submitted_at_once: list[int] = []
         self.aborted: list[int] = []
         self.pin_limit = 2
         self.too_large: set[str] = set()
@@ -115,16 +117,18 @@ class StubEngine:
     def new_key(self) -> int:
         return next(self._keys)
 
-    def submit(self, commands: Sequence[Generate]) -> SequenceOutputs:
+    def submit(self, commands: Sequence[Generate], beside: SequenceOutputs | None = None) -> SequenceOutputs:
         if self.refusal is not None:
             raise EngineFailure(self.refusal)
-        speakers: dict[int, asyncio.Task[None]] = {}
 
         def abort(keys: Iterable[int]) -> None:
             for key in keys:
-                speakers[key].cancel()
+                self._speakers[key].cancel()
 
-        outputs = SequenceOutputs([command.key for command in commands], abort)
+        self.submitted_at_once.append(len(commands))
+        keys = [command.key for command in commands]
+        outputs = SequenceOutputs((), abort) if beside is None else beside
+        outputs.add(keys)
 
         async def speak(command: Generate) -> None:
             try:
@@ -134,7 +138,7 @@ class StubEngine:
                 outputs.put(SequenceOutput(key=command.key, finish_reason="error", error=failure.error))
 
         for command in commands:
-            speakers[command.key] = asyncio.create_task(speak(command))
+            self._speakers[command.key] = asyncio.create_task(speak(command))
         return outputs
 
     async def generate(self, command: Generate) -> AsyncIterator[SequenceOutput]:

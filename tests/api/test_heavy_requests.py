@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import pytest
+from heddle.api import turns
 from heddle.api.generation import prompts
 from heddle.api.http import connection
 
@@ -39,17 +44,56 @@ def test_a_text_of_megabytes_is_refused_without_being_tokenised(server, monkeypa
         assert "tokens at the least, and the model's context is 256" in answer.json()["error"]["message"]
 
 
-def test_messages_by_the_hundred_thousand_are_refused_before_they_are_read(server, monkeypatch):
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}] * 60_000}, "/v1/chat/completions"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}] * 60_000}]}, "/v1/chat/completions"),
+        ({"messages": [], "prediction": [[]] * 60_000}, "/v1/chat/completions"),
+        ({"messages": [], "metadata": {f"a{n}": 1 for n in range(600_000)}}, "/v1/chat/completions"),
+        ({"prompt": [1000] * 1_000_000}, "/v1/completions"),
+        ({"tokens": [1000] * 1_000_000}, "/detokenize"),
+    ],
+    ids=["messages", "content parts", "lists", "keys", "token ids", "token ids for a text"],
+)
+def test_countless_values_are_refused_before_they_are_read(server, monkeypatch, fields, path):
     monkeypatch.setattr(connection, "decode", None)
-    for messages in (
-        [{"role": "user", "content": "a"}] * 30_000,
-        [{"role": "user", "content": [{"type": "text", "text": "a"}] * 60_000}],
-    ):
-        answer = server.chat(messages=messages)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages"), answer.text
+    answer = server.client.post(path, json=fields)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request"), answer.text
+    assert re.search(r"the body holds \d+ (lists and objects|values), and at most \d+", answer.text)
+
+
+def test_large_bodies_that_come_together_are_read_in_different_rounds_of_the_loop(server, monkeypatch):
+    """Each takes longer than a turn, so the next one waits until the loop has been round."""
+    decode, rounds, now = connection.decode, [], 0
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0.0)
+
+    def count() -> None:
+        nonlocal now
+        now += 1
+        server.loop.call_soon(count)
+
+    def noted(body: bytes, body_type: Any) -> Any:
+        rounds.append(now)
+        return decode(body, body_type)
+
+    monkeypatch.setattr(connection, "decode", noted)
+    server.loop.call_soon_threadsafe(count)
+    text = "ab " * 100_000
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: server.complete(prompt=text), range(4)))
+    assert [answer.status_code for answer in answers] == [400] * 4
+    assert len(set(rounds)) == 4
 
 
 def test_a_text_about_roles_is_no_list_of_messages(server):
     text = '{"role": "user", "type": "x"}, ' * 60_000
     answer = server.chat(messages=[{"role": "user", "content": text}])
     assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_many_sequences_are_submitted_in_turns(server):
+    answer = server.complete(prompt=["hi", "ho"], n=75, max_tokens=3, temperature=1.0)
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["hel"] * 150
+    assert server.engine.submitted_at_once == [64, 64, 22]
+    assert len({command.key for command in server.engine.commands}) == 150

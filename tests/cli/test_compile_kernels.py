@@ -63,6 +63,16 @@ def test_a_kernel_that_does_not_build_is_named_and_the_status_is_1(heddle, child
     assert "decode sm_90 {}: CompilationError: no" in result.stderr
 
 
+def test_the_table_tells_how_a_kernel_computes_and_loads(heddle, child):
+    other = GOOD | {"tensor_cores": None, "copies_in_flight": 3, "copy_bits": [], "load_bits": [64]}
+    child([{"total": 2}, GOOD, other])
+    result = heddle("doctor", "--compile", "sm_80")
+    assert result.exit_code == 0
+    words = result.stdout.split()
+    for shown in ("mma.sync,", "none", "3-8", "128", "64"):
+        assert shown in words, shown
+
+
 @pytest.mark.parametrize("lines", [[], [{"total": 2}, GOOD]])
 def test_a_compiler_that_dies_is_an_error_with_its_last_words(heddle, child, lines):
     child(lines, status=1)

@@ -100,6 +100,9 @@ class FakeDevice:
         self.host_loads: list[str] = []
         self.measured: list[str] = []
         self.moves = 0
+        self.late: set[str] = set()
+        """Digests whose pages are still under way, however often it is asked."""
+        self.settled = 0
         self.new_pages: list[str] = []
         """Digest of every page that was copied."""
         self.host: dict[int, tuple[object, ...]] = {}
@@ -126,6 +129,12 @@ class FakeDevice:
             self.kv[block] = [None] * self.block_size
             self.pages[block] = (host.digest, page)
             self.new_pages.append(host.digest)
+
+    def arrived(self, host: FakeHostAdapter) -> bool:
+        return host.digest not in self.late
+
+    def settle(self) -> None:
+        self.settled += 1
 
     def write_tables(self, host: FakeHostAdapter, blocks: Sequence[int], slot: int, first_row: int) -> None:
         assert 0 <= slot < self.num_slots

@@ -81,6 +81,47 @@ def test_pages_are_copied_some_each_step_while_others_run(engine: Any) -> None:
     fake.check_answer(fake.received[base])
 
 
+def test_an_adapter_is_used_only_once_its_pages_have_arrived(engine: Any) -> None:
+    """Meanwhile others run, and others' pages are copied."""
+    fake = engine(blocks=64)
+    for name in ("a", "b"):
+        fake.know(name, blocks=3)
+    fake.device.late.add("a")
+    base = fake.submit([1, 2], max_tokens=10, ignore_eos=True)
+    first = fake.submit([1, 2], "a", max_tokens=2, ignore_eos=True)
+    second = fake.submit([1, 2], "b", max_tokens=2, ignore_eos=True)
+    for _ in range(8):
+        fake.step()
+    assert fake.received[second].outputs == 2
+    assert fake.received[base].outputs >= 7
+    assert fake.received[first].outputs == 0
+    assert fake.residency.busy, "the engine does not sleep: nobody tells it when pages have arrived"
+    assert fake.where("a") == "host"
+    fake.device.late.clear()
+    fake.finish()
+    for key in (base, first, second):
+        fake.check_answer(fake.received[key])
+
+
+def test_blocks_of_an_adapter_given_up_on_its_way_are_reused_after_its_pages(engine: Any) -> None:
+    fake = engine(blocks=64)
+    fake.know("a", blocks=3)
+    fake.device.late.add("a")
+    key = fake.submit([1, 2], "a", max_tokens=2)
+    for _ in range(3):
+        fake.step()
+    assert fake.counts()["adapters"] == 3
+    fake.abort(key)
+    assert fake.device.settled == 0
+    fake.residency.evict("a")
+    assert fake.counts()["adapters"] == 0
+    assert fake.device.settled == 1
+    fake.device.late.clear()
+    fake.load("a")
+    fake.residency.evict("a")
+    assert fake.device.settled == 1, "its pages were there"
+
+
 def test_an_adapter_in_use_is_not_evicted(engine: Any) -> None:
     fake = engine()
     fake.know("a")

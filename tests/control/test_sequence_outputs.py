@@ -36,6 +36,15 @@ async def test_only_what_still_runs_is_aborted():
     assert aborted == [2, 3]
 
 
+def test_those_that_were_added_later_are_aborted_with_the_first():
+    aborted: list[int] = []
+    outputs = SequenceOutputs([1, 2], aborted.extend)
+    outputs.add([3])
+    outputs.put(output(2, finish_reason="stop"))
+    outputs.close()
+    assert sorted(aborted) == [1, 3]
+
+
 async def test_one_that_gives_up_waiting_can_wait_again():
     outputs = SequenceOutputs([1], lambda keys: None)
     waiting = asyncio.ensure_future(outputs.take())

@@ -23,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     [
         ({"max_model_len": 300}, "--max-model-len 300"),
         ({"pool_memory": 100}, "hold no block"),
-        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"),
+        ({"kv_cache_dtype": "int8", "block_size": 1}, "--block-size 1: a block of 96 bytes cannot hold"),
         ({"model": "/nowhere"}, "no config.json"),
     ],
 )
@@ -42,7 +42,7 @@ def test_a_setting_that_changes_nothing_is_said(base: Path, eager: bool) -> None
 
 
 def test_a_pool_that_cannot_be_allocated_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_memory(*arguments: Any) -> None:
+    def no_memory(*arguments: Any, **settings: Any) -> None:
         raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr("heddle.core.engine.pool_setup.Pool", no_memory)

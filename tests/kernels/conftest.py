@@ -120,17 +120,24 @@ def _attention_case(
             for half, vectors in enumerate((sequence_keys, sequence_values)):
                 for h in range(kv_heads):
                     # block-major memory, written byte by byte as the layout's docstring says
-                    start = (half * kv_heads + h) * block_size + j % block_size
-                    start *= head_dim * itemsize
-                    raw = vectors[j, h].to(kv_dtype).view(torch.uint8)
-                    pool.memory[blocks[j // block_size], layer, start : start + raw.numel()] = raw
+                    place = (half * kv_heads + h) * block_size + j % block_size
+                    memory = pool.memory[blocks[j // block_size], layer]
+                    start = place * head_dim * itemsize
+                    if kv_dtype == torch.int8:
+                        codes, scale = _codes(vectors[j, h])
+                        memory[start : start + head_dim] = codes.view(torch.uint8)
+                        start = 2 * kv_heads * block_size * head_dim + 4 * place
+                        memory[start : start + 4] = scale.view(1).view(torch.uint8)
+                    else:
+                        raw = vectors[j, h].to(kv_dtype).view(torch.uint8)
+                        memory[start : start + raw.numel()] = raw
         slots += [blocks[j // block_size] * block_size + j % block_size for j in range(before, length)]
         positions += range(before, length)
         q.append(torch.randn(rows, heads, head_dim).to(dtype))
         k.append(sequence_keys[before:])
         v.append(sequence_values[before:])
-        keys.append(sequence_keys.to(kv_dtype).double())
-        values.append(sequence_values.to(kv_dtype).double())
+        keys.append(_kept(sequence_keys, kv_dtype))
+        values.append(_kept(sequence_values, kv_dtype))
     starts = torch.tensor([0, *(rows for _, rows in lengths)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     batch = AttentionBatch(
         block_tables=tables,
@@ -145,6 +152,20 @@ def _attention_case(
         pool, layer, torch.cat([empty, *q]), torch.cat([empty_kv, *k]), torch.cat([empty_kv, *v]),
         torch.tensor(positions, dtype=torch.int64), batch, keys, values,
     )  # fmt: skip
+
+
+def _codes(vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 codes of vectors [..., D] and the float32 scales [...] that they are to be multiplied with, by float64."""
+    scales = (vectors.double().abs().amax(dim=-1) / 127).float()
+    return torch.round(vectors.double() / scales.double().unsqueeze(-1)).to(torch.int8), scales
+
+
+def _kept(vectors: torch.Tensor, kv_dtype: torch.dtype) -> torch.Tensor:
+    """What a cache of this dtype makes of vectors [..., D]: float64."""
+    if kv_dtype == torch.int8:
+        codes, scales = _codes(vectors)
+        return codes.double() * scales.double().unsqueeze(-1)
+    return vectors.to(kv_dtype).double()
 
 
 @dataclass

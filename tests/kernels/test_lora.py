@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from heddle.kernels import cpu
+from heddle.kernels import cpu, reference, triton
 from heddle.kernels.ops import LoraBatch, Ops
+from heddle.kernels.triton import lora as triton_lora
 
 Case = Callable[..., Any]
 Check = Callable[..., None]
@@ -17,6 +18,14 @@ SHAPES = {0: (96, K), 1: (33, K), 2: (40, K), 4: (300, K)}
 """Module -> (N, K) of this file's fused layer of four."""
 MODULES = [0, 1, 2, 4]
 OFFSETS = [0, 96, 129, 169, 469]
+
+
+@pytest.fixture(params=["reference", "cpu", "triton in one launch", "triton in two"])
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ops:
+    """Modules as small as these take Triton one launch, larger ones two."""
+    if request.param == "triton in two":
+        monkeypatch.setattr(triton_lora, "FUSED_K", 0)
+    return {"reference": reference, "cpu": cpu}.get(request.param, triton)
 
 
 def inputs(rows: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:

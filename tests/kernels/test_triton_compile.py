@@ -65,7 +65,7 @@ def test_every_kernel_builds_without_spills_and_uses_what_the_chip_has() -> None
         "silu_mul",
         "embedding",
     } < set(found)
-    for name in ("few_rows", "few_rows_packed", "many_rows", "shrink", "decode", "prefill"):
+    for name in ("few_rows", "few_rows_packed", "many_rows", "shrink", "add_deltas", "decode", "prefill"):
         assert found[name]["tensor_cores"] == "mma.sync", name
         assert found[name]["copies_in_flight"] >= 2, name
         assert max(found[name]["copy_bits"]) == 128, name

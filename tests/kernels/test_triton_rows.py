@@ -25,10 +25,11 @@ def _no_integer_overflows() -> Iterator[None]:
     interpreted.check_overflow(False)
 
 
-def test_deltas_are_the_same_from_parts_and_from_whole_rows(
+def test_deltas_are_the_same_from_parts_from_whole_rows_and_from_one_launch(
     lora_case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """K of two parts: with few pairs a program each, with many one program; and in a segment of any length."""
+    """K of two parts: with few pairs a program each, with many one program; a small module all at once; and in a
+    segment of any length."""
     shapes = {0: (33, 700), 3: (40, 700)}
     case = lora_case([(1, list(range(18))), (0, [19])], [{0: 5, 3: 17}, {0: 3}], shapes)
     out, x = torch.randn(20, 73), torch.randn(20, 700)
@@ -39,7 +40,12 @@ def test_deltas_are_the_same_from_parts_and_from_whole_rows(
         return result
 
     with recorded() as launches:
+        fused = run(replace(case.lora, rounds=(0, 2)))
+    assert [launch.name for launch in launches] == ["add_deltas"]
+    monkeypatch.setattr(lora, "FUSED_K", 699)
+    with recorded() as launches:
         few = run(replace(case.lora, rounds=(0, 2)))
+    assert torch.equal(few, fused)
     assert [launch.name for launch in launches] == ["shrink", "expand"]
     assert launches[0].grid[2] == 2 * 2
     monkeypatch.setattr(lora, "FEW_PAIRS", 0)
