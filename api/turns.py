@@ -25,7 +25,7 @@ async def enter() -> None:
     loop = asyncio.get_running_loop()
     turns = _of_loop.get(loop)
     if turns is None:
-        turns = _of_loop[loop] = _Turns(loop)
+        turns = _of_loop[loop] = _Turns()
     if turns.waiting or not turns.has_time():
         await turns.wait()
 
@@ -48,9 +48,8 @@ async def in_turns(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
 class _Turns:
     """Of one event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self) -> None:
         self.waiting: deque[object] = deque()
-        self._call_soon = loop.call_soon
         self._ends: float | None = None
         """When this round's turn is over; None: nobody has begun it."""
 
@@ -58,7 +57,7 @@ class _Turns:
         now = time.monotonic()
         if self._ends is None:
             self._ends = now + TURN_SECONDS
-            self._call_soon(self._end_round)  # the next round's first thing
+            asyncio.get_running_loop().call_soon(self._end_round)  # the next round's first thing
             return True
         return now < self._ends
 

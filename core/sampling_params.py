@@ -130,7 +130,7 @@ class ParamError(ValueError):
 
 
 def _bounded(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if type(value) is not int or not low <= value <= high:  # nor a bool
         raise ParamError(name, f"{name} must be an integer from {low} to {high}, got {value!r}")
 
 

@@ -195,6 +195,8 @@ class Prompts:
 
     def _check(self, token_ids: Sequence[int], param: str) -> None:
         size = self._vocab_size
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < size):
+            return
         for token_id in token_ids:
             if not 0 <= token_id < size:
                 raise invalid(f"{param}: token {token_id} is outside the vocabulary (0 to {size - 1})", param)

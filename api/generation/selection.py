@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from msgspec import UnsetType
@@ -52,47 +50,50 @@ class Selection:
         return [AdapterUse(digest, weight) for digest, weight in total.items()]
 
 
-@asynccontextmanager
-async def selected(
-    service: AdapterService, base_name: str, model: str | None, adapter: AdapterField, caller: Caller
-) -> AsyncIterator[Selection]:
-    """The request's selection; what it names is held until the context ends.
+class Selecting:
+    """A context; what is selected in it is held until it ends."""
 
-    Raises `model_not_found` for any name that is unknown to the caller, `invalid_request` where `model` names
-    an adapter and `adapter` says otherwise.
-    """
-    held: list[AdapterRecord] = []
+    def __init__(self, service: AdapterService, base_name: str, caller: Caller) -> None:
+        self._service = service
+        self._base_name = base_name
+        self._caller = caller
+        self._held: list[AdapterRecord] = []
 
-    async def hold(ref: str, param: str) -> AdapterRecord:
+    def __enter__(self) -> Selecting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for record in self._held:
+            self._service.release(record)
+
+    async def selected(self, model: str | None, adapter: AdapterField) -> Selection:
+        """Raises `model_not_found` for any name that is unknown to the caller, `invalid_request` where `model` names
+        an adapter and `adapter` says otherwise.
+        """
+        by_model = None if model is None or model == self._base_name else await self._hold(model, "model")
+        named = model if model is not None else self._base_name
+        if isinstance(adapter, UnsetType):
+            return Selection(named) if by_model is None else Selection(named, (by_model,), (1.0,))
+        entries = _entries(adapter)
+        records = [await self._hold(entry.name, "adapter") for entry in entries]
+        weights = tuple(entry.weight for entry in entries)
+        if by_model is not None and not _same(by_model, records, weights):
+            raise invalid(
+                f"model {model!r} names an adapter, and the field adapter says otherwise", "adapter"
+            )
+        return Selection(named, tuple(records), weights, several=isinstance(adapter, list))
+
+    async def _hold(self, ref: str, param: str) -> AdapterRecord:
         try:
-            record = await service.hold(ref, caller.tenant)
+            record = await self._service.hold(ref, self._caller.tenant)
         except StoreError as error:
             if error.code != "model_not_found":
                 raise
             raise ApiError("model_not_found", f"there is no model or adapter {ref!r}", param) from error
-        held.append(record)
-        if record.tenant == caller.tenant and not _is_own(record, caller):
+        self._held.append(record)
+        if record.tenant == self._caller.tenant and not _is_own(record, self._caller):
             raise ApiError("model_not_found", f"there is no model or adapter {ref!r}", param)
         return record
-
-    try:
-        by_model = None if model is None or model == base_name else await hold(model, "model")
-        named = model if model is not None else base_name
-        if isinstance(adapter, UnsetType):
-            selection = Selection(named) if by_model is None else Selection(named, (by_model,), (1.0,))
-        else:
-            entries = _entries(adapter)
-            records = [await hold(entry.name, "adapter") for entry in entries]
-            weights = tuple(entry.weight for entry in entries)
-            if by_model is not None and not _same(by_model, records, weights):
-                raise invalid(
-                    f"model {model!r} names an adapter, and the field adapter says otherwise", "adapter"
-                )
-            selection = Selection(named, tuple(records), weights, several=isinstance(adapter, list))
-        yield selection
-    finally:
-        for record in held:
-            service.release(record)
 
 
 def _is_own(record: AdapterRecord, caller: Caller) -> bool:

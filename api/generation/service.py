@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from os import urandom
 
 import msgspec
 from msgspec import UNSET
@@ -32,7 +31,7 @@ from .choices import Choice
 from .guidance import Guidance, GuidanceService
 from .prompts import Prompt, Prompts
 from .run import Run
-from .selection import Selection, selected
+from .selection import Selecting, Selection
 from .writers import ChatWriter, CompletionWriter, Heading, Writer
 
 CHOICES_AT_ONCE = 64
@@ -102,8 +101,8 @@ class Generation:
 
     async def check_model(self, model: str | None, caller: Caller) -> None:
         """Raises `model_not_found` unless the caller could use `model`."""
-        async with selected(self._adapters, self._base_name, model, UNSET, caller):
-            pass
+        with Selecting(self._adapters, self._base_name, caller) as selecting:
+            await selecting.selected(model, UNSET)
 
     async def _generate(
         self,
@@ -120,37 +119,39 @@ class Generation:
         sequences = body.num_prompts() * _width(params)
         self._check_count(sequences, params)
         least = sequences * (body.requested_max_tokens or 0) + sequences
-        with self._accounts.open(tenant, sequences, least) as account:
-            async with selected(
-                self._adapters, self._base_name, body.model, body.adapter, caller
-            ) as selection:
-                heading = Heading(
-                    id=f"{prefix}-{secrets.token_hex(16)}",
-                    created=int(time.time()),
-                    selection=selection,
-                    with_logprobs=params.logprobs is not None,
-                    usage_in_stream=bool(options.include_usage),
-                    usage_in_chunks=bool(options.include_usage and options.continuous_usage_stats),
-                    echo=bool(body.echo),
-                )
-                _note(heading, body, params, sequences)
-                writer = writer_type(heading, self._tokenizer)
-                guidance = await self._guidance.of(body, tenant.key)
-                prompts = await encode(guidance)
-                choices = await self._choices(body, params, prompts, selection, tenant.key, guidance)
-                run = Run(self._engine, choices)
-                account.begin(run, selection)
-                try:
-                    async with aclosing(run.deltas()) as deltas:
-                        async for choice, delta in deltas:
+        with (
+            self._accounts.open(tenant, sequences, least) as account,
+            Selecting(self._adapters, self._base_name, caller) as selecting,
+        ):
+            selection = await selecting.selected(body.model, body.adapter)
+            heading = Heading(
+                id=f"{prefix}-{urandom(16).hex()}",
+                created=int(time.time()),
+                selection=selection,
+                with_logprobs=params.logprobs is not None,
+                usage_in_stream=bool(options.include_usage),
+                usage_in_chunks=bool(options.include_usage and options.continuous_usage_stats),
+                echo=bool(body.echo),
+            )
+            _note(heading, body, params, sequences)
+            writer = writer_type(heading, self._tokenizer)
+            guidance = await self._guidance.of(body, tenant.key)
+            prompts = await encode(guidance)
+            choices = await self._choices(body, params, prompts, selection, tenant.key, guidance)
+            try:
+                with Run(self._engine, choices) as run:
+                    account.begin(run, selection)
+                    await run.submit()
+                    while run.running:
+                        for choice, delta in await run.step():
                             account.output(choice)
                             if not body.stream:
                                 continue
                             so_far = run.usage() if heading.usage_in_chunks else None
                             if (chunk := writer.chunk(choice, delta, so_far)) is not None:
                                 yield chunk
-                except EngineFailure as failure:
-                    raise _refused(failure, body, selection, guidance) from failure
+            except EngineFailure as failure:
+                raise _refused(failure, body, selection, guidance) from failure
         usage = run.usage()
         if not body.stream:
             best = _best(run.choices, params)

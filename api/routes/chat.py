@@ -19,8 +19,9 @@ from .answer import GENERATION_ERRORS, respond
 )
 async def chat(request: AnyRequest) -> ASGIApp:
     """Answer a conversation."""
-    deadline = server_of(request).deadline()
-    body = await read_json(request, ChatRequest, server_of(request).config.max_body_bytes)
+    server = server_of(request)
+    deadline = server.deadline()
+    body = await read_json(request, ChatRequest, server.config.max_body_bytes)
     events = services_of(request).generation.chat(body, request.user)
     return await respond(request, events, streams=bool(body.stream), deadline=deadline)
 

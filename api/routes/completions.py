@@ -21,8 +21,9 @@ from .answer import GENERATION_ERRORS, respond
 )
 async def complete(request: AnyRequest) -> ASGIApp:
     """Continue one or several prompts."""
-    deadline = server_of(request).deadline()
-    body = await read_json(request, CompletionRequest, server_of(request).config.max_body_bytes)
+    server = server_of(request)
+    deadline = server.deadline()
+    body = await read_json(request, CompletionRequest, server.config.max_body_bytes)
     events = services_of(request).generation.complete(body, request.user)
     return await respond(request, events, streams=bool(body.stream), deadline=deadline)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from ..generation.choices import Choice
 from ..generation.run import Run
@@ -32,24 +31,16 @@ class Accounts:
         """Whose request it is from now to its end. Raises `tenant_not_found`."""
         return self._directory.of_caller(caller)
 
-    @contextmanager
-    def open(self, tenant: Tenant, sequences: int, tokens: int) -> Iterator[Account]:
+    def open(self, tenant: Tenant, sequences: int, tokens: int) -> Account:
         """Let in a request of so many sequences that is going to take at least so many tokens.
 
-        Raises `rate_limit_exceeded`. However the context ends, what the request did not use is given back.
+        Raises `rate_limit_exceeded`. The account is a context that the request lies in.
         """
-        account = Account(self._limiter.admit(tenant, sequences, tokens), tenant, self._usage, self._metrics)
-        try:
-            yield account
-        except BaseException as error:
-            account.close(error)
-            raise
-        else:
-            account.close(None)
+        return Account(self._limiter.admit(tenant, sequences, tokens), tenant, self._usage, self._metrics)
 
 
 class Account:
-    """What one request reserves and uses."""
+    """What one request reserves and uses. However its context ends, what was not used is given back."""
 
     def __init__(self, admission: Admission, tenant: Tenant, usage: UsageService, metrics: Metrics) -> None:
         self._admission = admission
@@ -63,6 +54,12 @@ class Account:
         self._seen: dict[int, tuple[float, int]] = {}
         """By a choice's index: when its last output came, and how many tokens it had then."""
         self._first_token_after: float | None = None
+
+    def __enter__(self) -> Account:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self.close(error)
 
     def begin(self, run: Run, selection: Selection) -> None:
         """Reserve the tokens of all its sequences. Raises `rate_limit_exceeded`, and then none may be submitted."""

@@ -116,9 +116,11 @@ def transfer(arrays: Mapping[str, np.ndarray], accelerator: Accelerator) -> dict
     """The same arrays as tensors on the device, moved as one buffer."""
     size = buffer_bytes(arrays)
     buffer = accelerator.pinned(size)
-    for name, place in views(buffer, arrays).items():
+    places = views(buffer, arrays)
+    for name, place in places.items():
         place.numpy()[...] = arrays[name]
-    return views(accelerator.upload(buffer), arrays)
+    uploaded = accelerator.upload(buffer)
+    return places if uploaded is buffer else views(uploaded, arrays)
 
 
 def buffer_bytes(arrays: Mapping[str, np.ndarray]) -> int:

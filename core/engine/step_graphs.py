@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from ...kernels.ops import AdapterTables
 from ...kernels.pool import Pool
+from ..errors import EngineStartError
 from ..model.config import ModelConfig
 from ..model.forward_batch import ForwardBatch
 from ..model.llama import LlamaModel
@@ -63,9 +65,6 @@ class StepGraphs:
         self._graphs: dict[tuple[int, bool], Captured] = {}
         """By padded number of rows, and whether there are adapters."""
 
-    def __len__(self) -> int:
-        return len(self._graphs)
-
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> None:
         """Capture all of them, on steps of padding alone. The largest first: the others fit into its memory."""
@@ -75,7 +74,7 @@ class StepGraphs:
                 progress("Capturing decode steps", done, len(wanted))
             self._buffers.fill({}, size)
             batch = self._buffers.batch(size, self._tables if lora else None)
-            self._graphs[size, lora] = self._accelerator.capture(lambda batch=batch: self._forward(batch))  # type: ignore[misc]
+            self._graphs[size, lora] = self._accelerator.capture(partial(self._forward, batch))
         if progress is not None:
             progress("Capturing decode steps", len(wanted), len(wanted))
 
@@ -105,7 +104,7 @@ def capture_steps(
     max_model_len: int,
     progress: Progress | None,
 ) -> StepGraphs:
-    """The decode steps of up to `most` sequences, captured."""
+    """The decode steps of up to `most` sequences, captured. Raises `EngineStartError` where memory does not suffice."""
     block_size = pool.layout.block_size
     buffers = StepBuffers(
         accelerator,
@@ -123,7 +122,13 @@ def capture_steps(
         most=most,
         block_size=block_size,
     )
-    graphs.capture(progress)
+    try:
+        graphs.capture(progress)
+    except torch.OutOfMemoryError as error:
+        raise EngineStartError(
+            "there is no memory left for captured steps; lower --gpu-memory-utilization or --max-num-seqs, "
+            "or leave out --no-enforce-eager"
+        ) from error
     return graphs
 
 

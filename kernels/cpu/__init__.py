@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ..dense_weight import in_panels as hold
 from ..packed_weight import in_panels as hold_packed
-from ..reference import embedding
 from .attention import paged_attention
+from .embedding import embedding
 from .linear_w4 import linear_w4
 from .linear_w8a8 import linear_w8a8
 from .linears import linear, linear_int8, linear_invariant

@@ -8,6 +8,7 @@ adapters gets its deltas in the order of its segments.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -172,6 +173,12 @@ def _add_lora(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
+@cache
+def _as_array(numbers: tuple[int, ...]) -> np.ndarray:
+    """A model has four such tuples of modules and of offsets."""
+    return np.array(numbers, np.int64)
+
+
 def add_lora(
     out: torch.Tensor,
     x: torch.Tensor,
@@ -199,5 +206,5 @@ def add_lora(
         tables.ranks.data_ptr(), tables.first_row.data_ptr(), tables.scales.data_ptr(), num_slots,
         num_layers, num_modules, tables.rows.data_ptr(), tables.rows.shape[0], lora.pair_rows.data_ptr(),
         lora.pair_weights.data_ptr(), num_pairs, lora.starts.data_ptr(), lora.slots.data_ptr(),
-        lora.slots.shape[0], layer, np.asarray(modules, np.int64), np.asarray(offsets, np.int64),
+        lora.slots.shape[0], layer, _as_array(tuple(modules)), _as_array(tuple(offsets)),
     )  # fmt: skip

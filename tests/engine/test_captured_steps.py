@@ -14,6 +14,7 @@ from heddle.core.engine import batch, step_graphs
 from heddle.core.engine.engine import Engine
 from heddle.core.engine.step_buffers import StepBuffers
 from heddle.core.engine.step_graphs import padded_sizes
+from heddle.core.errors import EngineStartError
 from heddle.core.scheduling.plan import Chunk
 
 from .recording_accelerator import Recorder, SameLaunches
@@ -148,6 +149,17 @@ def test_capturing_shows_its_progress_and_writes_to_nobody_s_block(base: Any, re
         assert sum(part.bytes for part in report.pool) == report.pool_bytes == 64 * BLOCK
     finally:
         engine.close()
+
+
+def test_memory_that_does_not_suffice_for_capturing_is_named(
+    base: Any, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(function: Callable[[], torch.Tensor]) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(recorder, "capture", no_memory)
+    with pytest.raises(EngineStartError, match="no memory left for captured steps"):
+        Engine(EngineConfig(model=str(base), pool_memory=64 * BLOCK, enforce_eager=False))
 
 
 def test_a_replay_reads_exactly_what_was_filled_in_at_the_same_addresses() -> None:

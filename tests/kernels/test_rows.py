@@ -100,14 +100,15 @@ def test_inputs_that_are_slices_of_wider_rows(ops: Ops, check: Check) -> None:
 
 
 @pytest.mark.parametrize("weight_dtype", DTYPES)
-def test_embedding(ops: Ops, weight_dtype: torch.dtype) -> None:
-    weight = torch.randn(20, 8).to(weight_dtype)
-    ids = torch.tensor([3, 19, 0, 3])
+@pytest.mark.parametrize(("n", "k"), [(20, 8), (21, 7), (300, 2050)])
+def test_embedding(ops: Ops, weight_dtype: torch.dtype, n: int, k: int) -> None:
+    weight = torch.randn(n, k).to(weight_dtype)
+    ids = torch.tensor([3, 19, 0, n - 1, 3])
     got = ops.embedding(ids, ops.hold(weight.clone()), torch.float32)
     assert got.dtype == torch.float32
     for row, index in zip(got, ids.tolist(), strict=True):
         assert torch.equal(row, weight[index].float())
-    assert ops.embedding(ids[:0], ops.hold(weight.clone()), torch.float32).shape == (0, 8)
+    assert ops.embedding(ids[:0], ops.hold(weight.clone()), torch.float32).shape == (0, k)
 
 
 @compiled

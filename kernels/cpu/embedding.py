@@ -1,0 +1,48 @@
+"""Rows of a weight that lies in panels: an embedding, most often the head itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..dense_weight import PAIR, PANEL, DenseWeight
+from .arrays import KINDS, array_at
+from .compiled import compiled, inner
+from .team import TEAM, share
+from .vector_ir import load, store
+
+PART_VALUES = 2048
+"""Values in one part of the work: each pair comes from a cache line of its own."""
+
+
+@inner
+def _rows(part, parts, out, indices, w, k):  # type: ignore[no-untyped-def]
+    """out[t] = row indices[t] of w, for one part of the rows."""
+    rows, panel_size = indices.size, (k + 1) // PAIR * (PAIR * PANEL)
+    for t in range(rows * part // parts, rows * (part + 1) // parts):
+        at = indices[t] // PANEL * panel_size + indices[t] % PANEL * PAIR
+        for j in range(k):
+            store(out, t * k + j, load(w, at + j // PAIR * (PAIR * PANEL) + j % PAIR))
+
+
+@compiled
+def _all(words, parts, out, indices, rows, w, kind, size, k):  # type: ignore[no-untyped-def]
+    real, index = np.float32(0), np.int64(0)
+    share(
+        words, parts, _rows,
+        (array_at(out, real, (rows * k,)), array_at(indices, index, (rows,)), array_at(w, kind, (size,)), k),
+    )  # fmt: skip
+
+
+def embedding(token_ids: torch.Tensor, weight: DenseWeight, dtype: torch.dtype) -> torch.Tensor:
+    """y[t] = weight[token_ids[t]]"""
+    assert token_ids.dtype is torch.int64
+    assert token_ids.is_contiguous()
+    rows, k = token_ids.shape[0], weight.shape[1]
+    out = torch.empty((rows, k), dtype=torch.float32)
+    if rows:
+        _all(
+            TEAM.words, max(1, min(rows, rows * k // PART_VALUES)), out.data_ptr(), token_ids.data_ptr(), rows,
+            weight.values.data_ptr(), KINDS[weight.values.dtype], weight.values.numel(), k,
+        )  # fmt: skip
+    return out if dtype is torch.float32 else out.to(dtype)
