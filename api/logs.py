@@ -18,7 +18,8 @@ PATH_CHARACTERS = 512
 
 
 def log_call(call: Call, *, quiet: bool) -> None:
-    """The line of a call that is over; `quiet`: at level debug. Its `request_id` is in the context."""
+    """The line of a call that is over; `quiet`: at level debug."""
+    structlog.contextvars.bind_contextvars(request_id=call.request_id)
     fields: dict[str, Any] = {
         "method": call.method,
         "path": call.path[:PATH_CHARACTERS],

@@ -18,19 +18,23 @@ WARN_SECONDS = 0.25
 async def watch(observe: Callable[[float], None]) -> None:
     """Tell `observe` at every tick by how many seconds it came late, until cancelled."""
     loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def start() -> None:
+        nonlocal timer
+        timer = loop.call_later(TICK_SECONDS, tick, time.monotonic() + TICK_SECONDS)
 
     def tick(due: float) -> None:
-        nonlocal timer
-        now = time.monotonic()
-        late = max(0.0, now - due)
+        late = max(0.0, time.monotonic() - due)
         observe(late)
         if late > WARN_SECONDS:
             logger.warning("the event loop was kept from its work", seconds=round(late, 3))
-        timer = loop.call_later(TICK_SECONDS, tick, now + TICK_SECONDS)
+        start()
 
     # Not a task that sleeps: waking it fifty times a second costs an idle server several times as much.
-    timer = loop.call_later(TICK_SECONDS, tick, time.monotonic() + TICK_SECONDS)
+    start()
     try:
         await loop.create_future()
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()

@@ -59,6 +59,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.authenticator = Authenticator(self.config.admin_key, anyone=self.config.allow_anonymous)
+        self._finished: list[tuple[Call, bool]] = []
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -86,11 +87,20 @@ class ServerState:
             self._idle.set()
 
     def finished(self, call: Call, *, quiet: bool) -> None:
-        """Count and log a call whose answer is sent, `quiet` ones at level debug, and trace it where it generated."""
-        self.metrics.count_call(call.method, call.status, call.seconds, call.code)
-        logs.log_call(call, quiet=quiet)
-        if self.tracing is not None and call.generated is not None:
-            self.tracing.record(call)
+        """Count and log a call whose answer is sent, `quiet` ones at level debug, and trace it where it generated:
+        together with all others that finish in this round of the loop, while the code for it is in the caches."""
+        call.end()
+        if not self._finished:
+            asyncio.get_running_loop().call_soon(self._write_down)
+        self._finished.append((call, quiet))
+
+    def _write_down(self) -> None:
+        finished, self._finished = self._finished, []
+        for call, quiet in finished:
+            self.metrics.count_call(call.method, call.status, call.seconds, call.code)
+            logs.log_call(call, quiet=quiet)
+            if self.tracing is not None and call.generated is not None:
+                self.tracing.record(call)
 
     async def drained(self) -> None:
         """Return when no call is being answered."""

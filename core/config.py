@@ -38,8 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`fair`: between tenants by the service each was given; `fcfs`: by arrival, whoever's it is."""
     enable_prefix_caching: bool = True
     max_lora_rank: int = 512
-    enforce_eager: bool = True
-    """False: on CUDA, decode steps are captured as graphs at the start and replayed."""
+    enforce_eager: bool | None = None
+    """False: decode steps are captured and replayed, on CUDA as graphs made at the start. None: on a CPU alone."""
     batch_invariant: bool | None = None
     """None: on wherever it is measured to cost under 5 %."""
     int8_activations: bool = False

@@ -38,8 +38,8 @@ def configure(level: str, **always: Any) -> None:
     threshold = LEVELS[level.lower()]
 
     def stamp(_logger: object, _method: str, event: EventDict) -> EventDict:
-        moment = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return {**always, **event, "timestamp": moment}
+        event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {**always, **event} if always else event
 
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

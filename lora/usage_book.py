@@ -27,7 +27,8 @@ class UsageBook:
         """Cheap, and written by the next `flush`."""
         with self._lock:
             for account in where:
-                self._pending[account] = self._pending.get(account, Usage()).plus(usage)
+                before = self._pending.get(account)
+                self._pending[account] = usage if before is None else before.plus(usage)
 
     def touch(self, version_id: int, *, prompt_tokens: int = 0, generated_tokens: int = 0) -> None:
         """Count a request on one version of an adapter alone."""

@@ -153,7 +153,8 @@ class AdapterService:
         if create.source is None:
             raise ApiError("invalid_request", "source is missing", "source")
         quota = self.quota_of(caller)
-        await self._workers.registry(self._store.check_room, create.name, caller.tenant, quota)
+        # Among the registrations' own work: a hundred such questions at once would keep everybody's waiting.
+        await self._workers.files(self._store.check_room, create.name, caller.tenant, quota)
         pool = self._workers.downloads if sources.is_hub(create.source) else self._workers.files
         async with self.scratch() as folder:
             await pool(

@@ -165,7 +165,8 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
             setting(
                 "--enforce-eager/--no-enforce-eager",
                 "enforce_eager",
-                help="CUDA: --no-enforce-eager captures decode steps as graphs at the start.",
+                help="--no-enforce-eager captures decode steps and replays them, on CUDA as graphs made at the start. "
+                "[default: on a CPU alone]",
             ),
             setting(
                 "--batch-invariant/--no-batch-invariant",

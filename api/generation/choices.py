@@ -125,6 +125,10 @@ class Choice:
         self.entries += entries
         return Delta(text, entries, calls)
 
+    def forget(self) -> None:
+        """Let go of what it is made of, once it has been written; the counts stay."""
+        self.entries, self.prompt_logprobs, self._logprobs, self._token_ids = [], [], [], []
+
     @property
     def mean_logprob(self) -> float:
         """What `best_of` ranks by; needs log-probabilities."""

@@ -23,7 +23,7 @@ from ..http import calls
 from ..http.error_answers import as_api_error
 from ..protocol.chat import ChatRequest
 from ..protocol.completions import CompletionRequest
-from ..protocol.generation import GenerationBody, StreamOptions
+from ..protocol.generation import GenerationBody, StreamOptions, Usage
 from ..tenants.accounts import Accounts
 from ..tenants.auth import Caller
 from ..workers import Workers
@@ -157,7 +157,7 @@ class Generation:
             best = _best(run.choices, params)
             tokens = sum(len(choice.entries) + len(choice.prompt_logprobs) for choice in best)
             if tokens > LOGPROBS_AT_ONCE or len(best) > CHOICES_AT_ONCE:
-                yield await self._text(writer.whole, best, usage)
+                yield await self._text(_whole, writer, best, usage)
             else:
                 yield writer.whole(best, usage)
         elif heading.usage_in_stream:
@@ -314,6 +314,14 @@ def _note(heading: Heading, body: GenerationBody, params: SamplingParams, sequen
             temperature=params.temperature,
             top_p=params.top_p,
         )
+
+
+def _whole(writer: Writer, choices: Sequence[Choice], usage: Usage) -> msgspec.Struct:
+    """In a thread: also letting go of all that a long answer is made of takes its time."""
+    answer = writer.whole(choices, usage)
+    for choice in choices:
+        choice.forget()
+    return answer
 
 
 def _width(params: SamplingParams) -> int:

@@ -54,11 +54,16 @@ class Call:
     left: bool = False
     """It was cut before its end: the client left, or its time was over."""
     generated: Generated | None = None
+    ended: float | None = None
+
+    def end(self) -> None:
+        """Its answer is sent."""
+        self.ended = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Since its arrival."""
-        return time.monotonic() - self.began
+        """From its arrival to its end, or until now."""
+        return (time.monotonic() if self.ended is None else self.ended) - self.began
 
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)

@@ -14,7 +14,7 @@ from litestar.types import HTTPReceiveMessage, Scope
 from .. import turns
 from ..errors import ApiError, ClientGone, invalid, wrong_value
 from .json_shape import shape
-from .protocol import CONNECTION, HttpProtocol
+from .protocol import PRESENCE, Presence
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ async def while_connected(scope: Scope, work: Coroutine[Any, Any, T]) -> T:
     The connection calls back. A task that waits for `http.disconnect`, as ASGI has it, would be a tenth of a short
     request's cost.
     """
-    task, connection = asyncio.current_task(), cast(HttpProtocol, scope[CONNECTION])  # type: ignore[literal-required]
+    task, client = asyncio.current_task(), cast(Presence, scope[PRESENCE])  # type: ignore[literal-required]
     assert task is not None
     gone = False
 
@@ -124,10 +124,10 @@ async def while_connected(scope: Scope, work: Coroutine[Any, Any, T]) -> T:
         nonlocal gone
         gone = task.cancel()
 
-    if connection.lost:
+    if client.lost:
         work.close()
         raise ClientGone
-    connection.when_lost = leave
+    client.when_lost = leave
     try:
         return await work
     except asyncio.CancelledError:
@@ -135,7 +135,7 @@ async def while_connected(scope: Scope, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGone from None
         raise
     finally:
-        connection.when_lost = None
+        client.when_lost = None
 
 
 def until(deadline: float | None) -> AbstractAsyncContextManager[object]:

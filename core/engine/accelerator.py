@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+if TYPE_CHECKING:
+    from ...kernels.cpu.recording import Workspace
 
 
 class Captured(Protocol):
@@ -32,6 +35,9 @@ class Accelerator(Protocol):
 
     captures: bool
     """It can `capture`."""
+    captures_when_met: bool
+    """Capturing takes no longer than doing the work once, and no memory to speak of: so a step is captured when one of
+    its size is first met, not at the start, and none is padded."""
 
     def pinned(self, *shape: int) -> torch.Tensor:
         """uint8 host memory whose copies the host need not wait for; holds anything. From any thread."""
@@ -51,8 +57,9 @@ class Accelerator(Protocol):
     def join(self) -> None:
         """What the device is asked from now on comes after every copy aside."""
 
-    def capture(self, function: Callable[[], torch.Tensor]) -> Captured:
-        """Call `function`, which must neither wait for the device nor read from it; keep what it did."""
+    def capture(self, function: Callable[[], torch.Tensor]) -> Captured | None:
+        """Call `function`, which must neither wait for the device nor read from it; keep what it did. None where that
+        cannot be done again."""
 
     def synchronize(self) -> None:
         """Until the device has done all that it was asked."""
@@ -64,9 +71,11 @@ class _Arrived:
 
 
 class Host:
-    """A CPU: what is asked has been done when the call returns. It captures nothing."""
+    """A CPU: what is asked has been done when the call returns. It captures calls of its own kernels."""
 
-    captures = False
+    captures = True
+    captures_when_met = True
+    _workspace: Workspace | None = None
 
     def pinned(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.uint8)
@@ -88,8 +97,12 @@ class Host:
     def join(self) -> None:
         return
 
-    def capture(self, function: Callable[[], torch.Tensor]) -> Captured:
-        raise AssertionError("a CPU captures nothing")
+    def capture(self, function: Callable[[], torch.Tensor]) -> Captured | None:
+        from ...kernels.cpu import recording  # compiles for CPUs: nothing a GPU's process should wait for
+
+        if self._workspace is None:
+            self._workspace = recording.Workspace()
+        return recording.record(function, self._workspace)
 
     def synchronize(self) -> None:
         return

@@ -34,6 +34,7 @@ class Cuda:
     """`accelerator.Accelerator` on one GPU: steps run in its current stream, copies aside in a stream of their own."""
 
     captures = True
+    captures_when_met = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

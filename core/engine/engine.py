@@ -47,6 +47,7 @@ from ..text.grammar import GrammarCompiler
 from ..text.tokenizer import Tokenizer
 from . import accelerator as accelerators
 from . import device as machine
+from .accelerator import Accelerator
 from .adapter_memory import PoolAdapterMemory
 from .grammars import Grammars
 from .host_memory import give_back
@@ -87,7 +88,7 @@ class Engine:
             device = machine.resolve_device(config)
             dtype = machine.resolve_dtype(config, device, model_config.torch_dtype)
             accelerator = accelerators.for_device(device)
-            captures = accelerator.captures and not config.enforce_eager and config.backend != "reference"
+            captures = _captures(config, accelerator)
             max_model_len = _max_model_len(config, model_config)
             layout = pool_layout(config, model_config, dtype)
             operations = ops.for_device(device, config.backend)
@@ -113,7 +114,9 @@ class Engine:
         if captures:
             step_bytes += graph_bytes(config.max_num_seqs, model_config, dtype, max_model_len)
         pool_bytes = machine.pool_bytes(config, device, step_bytes)
-        self._pool = allocate_pool(layout, pool_bytes, device, spare=int(captures))
+        self._pool = allocate_pool(
+            layout, pool_bytes, device, spare=int(captures and not accelerator.captures_when_met)
+        )
         self._memory = PoolAdapterMemory(
             self._pool, model_config.linear_shapes, dtype, accelerator, config.max_lora_rank
         )
@@ -381,10 +384,17 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
+def _captures(config: EngineConfig, accelerator: Accelerator) -> bool:
+    """Whether decode steps are captured. No GPU has replayed one yet: there it has to be asked for."""
+    if config.backend == "reference" or not accelerator.captures:
+        return False
+    return accelerator.captures_when_met if config.enforce_eager is None else not config.enforce_eager
+
+
 def _graph_notes(config: EngineConfig, captures: bool) -> list[str]:
-    if config.enforce_eager or captures:
+    if config.enforce_eager is not False or captures:
         return []
-    return ["--no-enforce-eager changes nothing here: only on CUDA are steps captured as graphs"]
+    return ["--no-enforce-eager changes nothing here: the reference operations are never captured"]
 
 
 def _name(dtype: torch.dtype) -> str:

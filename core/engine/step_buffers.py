@@ -51,6 +51,7 @@ class StepBuffers:
         self._staged = accelerator.pinned(size)
         self._sent = torch.zeros(size, dtype=torch.uint8, device=device)
         self._host = {name: view.numpy() for name, view in views(self._staged, shapes).items()}
+        self._host["cu_seqlens_q"][:] = np.arange(most + 1)  # every row is a sequence, padding too
         self._device = views(self._sent, shapes)
         self._head = size - buffer_bytes({"block_tables": shapes["block_tables"]})
         self._spare = spare
@@ -66,9 +67,6 @@ class StepBuffers:
         """Send a step of up to `size` rows (`batch.host_arrays`; none: all is padding), padded to `size`."""
         self._accelerator.wait_sent()
         host = self._host
-        host["cu_seqlens_q"][: size + 1] = np.arange(
-            size + 1
-        )  # rows that are not there yet are sequences too
         for name in host.keys() - {"cu_seqlens_q", "block_tables", "starts"}:
             given = arrays.get(name, ())
             host[name][: len(given)] = given

@@ -1,7 +1,9 @@
-"""Decode steps that replay what was captured at the start, by padded number of rows, with adapters and without.
+"""Decode steps that replay what was captured, by number of rows, with adapters and without.
 
-Fixed at capture are addresses, launch grids and the numbers of rows, segments and blocks in a table; everything else
-is read from `StepBuffers`, from the pool and from the adapters' tables when a replay runs.
+On CUDA that is done at the start, and rows are padded to one of few numbers. On a CPU it takes no longer than the step
+itself: there a step is captured when one of as many rows is first met. Fixed at capture are addresses, launch grids and
+the numbers of rows, segments and blocks in a table; everything else is read from `StepBuffers`, from the pool and from
+the adapters' tables when a replay runs.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ keeps partial results for all of it: beyond, the memory and the idle programs co
 GRAPH_BYTES = 16 << 20
 """Set aside for one captured graph: an assumption about the driver, not measured."""
 
+RECORDED_BYTES = 64 << 20
+"""Bound on what all layers' outputs of one recorded step may take on a CPU. Steps of more rows run eagerly: their
+kernels take so long that calling them does not count."""
+
 Forward = Callable[[ForwardBatch], torch.Tensor]
 Progress = Callable[[str, int, int], None]
 
@@ -52,16 +58,19 @@ class StepGraphs:
         buffers: StepBuffers,
         accelerator: Accelerator,
         *,
-        most: int,
+        sizes: Sequence[int],
         block_size: int,
     ) -> None:
-        """`forward` gives hidden states [T, hidden]; it must neither wait for the device nor read from it."""
+        """`forward` gives hidden states [T, hidden]; it must neither wait for the device nor read from it. `sizes`: the
+        numbers of rows that are captured, in order."""
         self._forward = forward
         self._tables = tables
         self._buffers = buffers
         self._accelerator = accelerator
         self._block_size = block_size
-        self._sizes = padded_sizes(most)
+        self._sizes = sizes
+        self._fails = False
+        """What the model does cannot be captured."""
         self._graphs: dict[tuple[int, bool], Captured] = {}
         """By padded number of rows, and whether there are adapters."""
 
@@ -73,24 +82,37 @@ class StepGraphs:
             if progress is not None:
                 progress("Capturing decode steps", done, len(wanted))
             self._buffers.fill({}, size)
-            batch = self._buffers.batch(size, self._tables if lora else None)
-            self._graphs[size, lora] = self._accelerator.capture(partial(self._forward, batch))
+            self._capture(size, lora)
         if progress is not None:
             progress("Capturing decode steps", len(wanted), len(wanted))
+
+    def _capture(self, size: int, lora: bool) -> Captured | None:
+        """Capture a step, on the one that lies in the buffers."""
+        batch = self._buffers.batch(size, self._tables if lora else None)
+        graph = self._accelerator.capture(partial(self._forward, batch))
+        if graph is None:
+            self._fails = True
+        else:
+            self._graphs[size, lora] = graph
+        return graph
 
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor | None:
         """Hidden states [rows, hidden], good until the next call; None where the step was not captured: prompts,
         several adapters on a row, too many rows or too long a context."""
         if (
-            len(chunks) > self._sizes[-1]
+            self._fails
+            or len(chunks) > self._sizes[-1]
             or any(len(chunk.token_ids) > 1 or len(chunk.adapter_slots) > 1 for chunk in chunks)
             or max(len(chunk.block_table) for chunk in chunks) > self._buffers.table_width
         ):
             return None
         arrays, rounds = host_arrays(chunks, self._block_size)
         size = self._sizes[bisect_left(self._sizes, len(chunks))]
-        graph = self._graphs[size, rounds is not None]
+        lora = rounds is not None
         self._buffers.fill(arrays, size)
+        graph = self._graphs.get((size, lora)) or self._capture(size, lora)
+        if graph is None:
+            return None
         graph.replay()
         return graph.output[: len(chunks)]
 
@@ -104,8 +126,11 @@ def capture_steps(
     max_model_len: int,
     progress: Progress | None,
 ) -> StepGraphs:
-    """The decode steps of up to `most` sequences, captured. Raises `EngineStartError` where memory does not suffice."""
+    """The decode steps of up to `most` sequences, captured or ready to be. Raises `EngineStartError` where memory does
+    not suffice."""
     block_size = pool.layout.block_size
+    if accelerator.captures_when_met:
+        most = max(1, min(most, RECORDED_BYTES // _outputs_bytes(model.config)))
     buffers = StepBuffers(
         accelerator,
         pool.memory.device,
@@ -119,9 +144,11 @@ def capture_steps(
         tables,
         buffers,
         accelerator,
-        most=most,
+        sizes=range(1, most + 1) if accelerator.captures_when_met else padded_sizes(most),
         block_size=block_size,
     )
+    if accelerator.captures_when_met:
+        return graphs
     try:
         graphs.capture(progress)
     except torch.OutOfMemoryError as error:
@@ -130,6 +157,14 @@ def capture_steps(
             "or leave out --no-enforce-eager"
         ) from error
     return graphs
+
+
+def _outputs_bytes(model: ModelConfig) -> int:
+    """What all kernels of a step write for one row, in float32: linears, norms and sums, rotated queries, attention's
+    and the gated activation's outputs."""
+    widths = sum(out_features for out_features, _ in model.linear_shapes.values())
+    heads = 2 * model.num_heads * model.head_dim
+    return 4 * model.num_layers * (widths + 4 * model.hidden_size + heads + model.intermediate_size)
 
 
 def graph_bytes(most: int, model: ModelConfig, dtype: torch.dtype, max_model_len: int) -> int:

@@ -16,7 +16,8 @@ from .arrays import KINDS, array_at, dense
 from .compiled import compiled, inner
 from .exponential import exp
 from .products import row_products
-from .team import TEAM, share
+from .recording import empty, launch
+from .team import share
 from .vector_ir import LANES, add_weighted_rows, fma, largest, load, store, total
 
 ROWS = 4
@@ -206,12 +207,12 @@ def paged_attention(
     """out[i, h] = softmax_j(scale * q[i, h] . k[j, h']) @ v[:, h'] over j up to row i's own position"""
     rows, num_heads, head_dim = q.shape
     layout = pool.layout
-    out = torch.empty((rows, num_heads, head_dim), dtype=torch.float32)
+    out = empty(rows, num_heads, head_dim)
     if rows:
         itemsize = layout.kv_dtype.itemsize
         queries, tables = dense(q), batch.block_tables.contiguous()
-        _attention(
-            TEAM.words, out.data_ptr(), queries.data_ptr(), rows, pool.memory.data_ptr(), KINDS[layout.kv_dtype],
+        launch(
+            _attention, out.data_ptr(), queries.data_ptr(), rows, pool.memory.data_ptr(), KINDS[layout.kv_dtype],
             pool.memory.numel() // itemsize, pool.memory.numel() // SCALE_BYTES if layout.quantised else 0,
             tables.data_ptr(), tables.shape[1], batch.cu_seqlens_q.data_ptr(),
             batch.context_lens.data_ptr(), tables.shape[0], num_heads, layout.num_kv_heads, head_dim,

@@ -8,7 +8,8 @@ import torch
 from ..dense_weight import PAIR, PANEL, DenseWeight
 from .arrays import KINDS, array_at
 from .compiled import compiled, inner
-from .team import TEAM, share
+from .recording import empty, launch
+from .team import share
 from .vector_ir import load, store
 
 PART_VALUES = 2048
@@ -39,10 +40,10 @@ def embedding(token_ids: torch.Tensor, weight: DenseWeight, dtype: torch.dtype) 
     assert token_ids.dtype is torch.int64
     assert token_ids.is_contiguous()
     rows, k = token_ids.shape[0], weight.shape[1]
-    out = torch.empty((rows, k), dtype=torch.float32)
+    out = empty(rows, k)
     if rows:
-        _all(
-            TEAM.words, max(1, min(rows, rows * k // PART_VALUES)), out.data_ptr(), token_ids.data_ptr(), rows,
+        launch(
+            _all, max(1, min(rows, rows * k // PART_VALUES)), out.data_ptr(), token_ids.data_ptr(), rows,
             weight.values.data_ptr(), KINDS[weight.values.dtype], weight.values.numel(), k,
         )  # fmt: skip
     return out if dtype is torch.float32 else out.to(dtype)

@@ -29,13 +29,16 @@ from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
 from .linears import CACHED_VALUES, scaled
 from .panels import ROWS, Floats, Tile, call_tiles, panel_products
-from .team import TEAM, share
+from .recording import empty, launch
+from .team import share
 from .vector_ir import pointers, prefetch, widened
 
 STRIP = 6
 """Panels worked on together: a multiple of those in each tile; in float32 a share of the second-level cache."""
 PART_PRODUCTS = 150_000
 """Products in one part of the work: about 3 microseconds of one core."""
+PART_VALUES = 16384
+"""Activations put in order in one part of the work: about as long."""
 UNPACKING = 2
 """What making a float of a code costs, in products."""
 AHEAD = 256
@@ -236,6 +239,22 @@ def _columns(part, parts, out, x, rows, codes, scales, zeros, bits, group_size, 
                 t += height
 
 
+@inner
+def _ordered_rows(part, parts, out, x, order):  # type: ignore[no-untyped-def]
+    rows, k = out.shape
+    for t in range(rows * part // parts, rows * (part + 1) // parts):
+        for j in range(k):
+            out[t, j] = x[t, order[j]]
+
+
+@compiled
+def _in_order(words, parts, out, x, rows, order, k):  # type: ignore[no-untyped-def]
+    """out[t, j] = x[t, order[j]]"""
+    real = np.float32(0)
+    arrays = array_at(out, real, (rows, k)), array_at(x, real, (rows, k)), array_at(order, np.int64(0), (k,))
+    share(words, parts, _ordered_rows, arrays)
+
+
 @compiled
 def _product(  # type: ignore[no-untyped-def]
     words, parts, out, x, rows, codes, scales, kind, zeros, bits, group_size, size, bias, k
@@ -258,13 +277,17 @@ def linear_w4(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) 
     rows, k = x.shape
     size = weight.out_features
     assert weight.panels_of is not None
-    out = torch.empty((rows, size), dtype=torch.float32)
+    out = empty(rows, size)
     if rows and size:
-        values = dense(x if weight.order is None else x.index_select(1, weight.order))
+        values = dense(x)
+        if weight.order is not None:
+            given, values = values, empty(rows, k)
+            parts = max(1, min(rows, rows * k // PART_VALUES))
+            launch(_in_order, parts, values.data_ptr(), given.data_ptr(), rows, weight.order.data_ptr(), k)
         bias = None if bias is None else dense(bias)
         parts = max(1, min((rows + UNPACKING) * size * k // PART_PRODUCTS, size // (STRIP * PANEL)))
-        _product(
-            TEAM.words, parts, out.data_ptr(), values.data_ptr(), rows, weight.codes.data_ptr(),
+        launch(
+            _product, parts, out.data_ptr(), values.data_ptr(), rows, weight.codes.data_ptr(),
             weight.scales.data_ptr(), KINDS[weight.scales.dtype], weight.zeros.data_ptr(), weight.bits,
             weight.group_size, size, address(bias), k,
         )  # fmt: skip

@@ -28,7 +28,8 @@ from .arrays import address, array_at, dense
 from .compiled import compiled, inner
 from .linears import STRIP
 from .panels import ROWS, panel_products
-from .team import TEAM, share
+from .recording import empty, launch
+from .team import share
 from .vector_ir import LANES, add_weighted_rows
 
 COLUMNS = STRIP * PANEL
@@ -178,12 +179,12 @@ def linear_w8a8(
     """y[t, n] = scale[n] * (s[t] * sum_k codes[t, k] * weight[n, k] + sum_j x[t, j] * weight[n, j]) + bias[n]"""
     rows, (size, k) = x.shape[0], weight.shape
     assert k <= W8A8_MAX_K
-    out = torch.empty((rows, size), dtype=torch.float32)
+    out = empty(rows, size)
     if rows and size:
         values, scale, bias = dense(x), dense(scale), None if bias is None else dense(bias)
         limit = np.float32(threshold or np.inf)
-        _product(
-            TEAM.words, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(), size, scale.data_ptr(),
+        launch(
+            _product, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(), size, scale.data_ptr(),
             address(bias), int(limit.view(np.int32)), k,
         )  # fmt: skip
     return out if x.dtype is torch.float32 else out.to(x.dtype)

@@ -9,7 +9,8 @@ from ..dense_weight import PAIR, PANEL, DenseWeight
 from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
 from .panels import ROWS, panel_products
-from .team import TEAM, share
+from .recording import empty, launch
+from .team import share
 from .vector_ir import load, store
 
 STRIP = 12
@@ -79,12 +80,12 @@ def _run(
     x: torch.Tensor, weight: DenseWeight, scale: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
     rows, (size, k) = x.shape[0], weight.shape
-    out = torch.empty((rows, size), dtype=torch.float32)
+    out = empty(rows, size)
     if rows and size:
         values, bias = dense(x), None if bias is None else dense(bias)
         parts = max(1, min(rows * size * k // PART_PRODUCTS, size // (STRIP * PANEL)))
-        _product(
-            TEAM.words, parts, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(),
+        launch(
+            _product, parts, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(),
             KINDS[weight.values.dtype], size, address(scale), address(bias), k,
         )  # fmt: skip
     return out if x.dtype is torch.float32 else out.to(x.dtype)

@@ -18,7 +18,8 @@ from ..pool import ROW_ALIGN, Pool
 from .arrays import KINDS, array_at, dense
 from .compiled import compiled, inner
 from .products import row_products
-from .team import TEAM, share
+from .recording import launch
+from .team import share
 from .vector_ir import LANES, add_weighted_rows, fma, load, store
 
 SHRINK_RANKS, SHRINK_PAIRS = 8, 32
@@ -200,8 +201,8 @@ def add_lora(
     tables, values = lora.tables, dense(x)
     itemsize = tables.dtype.itemsize
     num_slots, num_layers, num_modules = tables.ranks.shape
-    _add_lora(
-        TEAM.words, out.data_ptr(), out.shape[1], values.data_ptr(), x.shape[1], x.shape[0],
+    launch(
+        _add_lora, out.data_ptr(), out.shape[1], values.data_ptr(), x.shape[1], x.shape[0],
         pool.memory.data_ptr(), KINDS[tables.dtype], pool.memory.numel() // itemsize, ROW_ALIGN // itemsize,
         tables.ranks.data_ptr(), tables.first_row.data_ptr(), tables.scales.data_ptr(), num_slots,
         num_layers, num_modules, tables.rows.data_ptr(), tables.rows.shape[0], lora.pair_rows.data_ptr(),

@@ -9,7 +9,8 @@ from ..pool import KV_SMALLEST, SCALE_BYTES, Pool
 from .arrays import KINDS, address, array_at, dense, dense_rows
 from .compiled import compiled, inner
 from .exponential import exp
-from .team import TEAM, share
+from .recording import empty, launch
+from .team import share
 from .vector_ir import dots, load, store
 
 PART_VALUES = 16384
@@ -192,12 +193,12 @@ def _norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, size = x.shape
-    out = torch.empty((rows, size), dtype=torch.float32)
-    total = out if residual is None else torch.empty((rows, size), dtype=torch.float32)
+    out = empty(rows, size)
+    total = out if residual is None else empty(rows, size)
     if rows:
         x, weight, residual = dense(x), dense(weight), None if residual is None else dense(residual)
-        _norm_all(
-            TEAM.words, _parts(rows, size), out.data_ptr(), total.data_ptr(), x.data_ptr(), address(residual),
+        launch(
+            _norm_all, _parts(rows, size), out.data_ptr(), total.data_ptr(), x.data_ptr(), address(residual),
             weight.data_ptr(), eps, size, rows,
         )  # fmt: skip
     return out, total
@@ -206,10 +207,10 @@ def _norm(
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """y = g / (1 + exp(-g)) * u for the halves g, u of each row"""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, size), dtype=torch.float32)
+    out = empty(rows, size)
     if rows:
         values = dense(gate_up)
-        _silu_all(TEAM.words, _parts(rows, 4 * size), out.data_ptr(), values.data_ptr(), size, rows)
+        launch(_silu_all, _parts(rows, 4 * size), out.data_ptr(), values.data_ptr(), size, rows)
     return out if gate_up.dtype is torch.float32 else out.to(gate_up.dtype)
 
 
@@ -227,23 +228,23 @@ def rope_and_write_kv(
     """halves (a, b) of each head of q and k -> (a * cos - b * sin, b * cos + a * sin); k and v -> pool"""
     rows, num_heads, head_dim = q.shape
     layout = pool.layout
-    out = torch.empty((rows, num_heads, head_dim), dtype=torch.float32)
+    out = empty(rows, num_heads, head_dim)
     if rows:
         assert positions.dtype == slot_mapping.dtype == torch.int64
         assert cos.dtype == sin.dtype == torch.float32
         itemsize = layout.kv_dtype.itemsize
         (queries, q_step), (keys, k_step), (values, v_step) = dense_rows(q), dense_rows(k), dense_rows(v)
         if layout.quantised:
-            _rope_all_int8(
-                TEAM.words, _parts(rows, num_heads * head_dim), out.data_ptr(), queries.data_ptr(), q_step,
+            launch(
+                _rope_all_int8, _parts(rows, num_heads * head_dim), out.data_ptr(), queries.data_ptr(), q_step,
                 keys.data_ptr(), k_step, values.data_ptr(), v_step, positions.data_ptr(), cos.data_ptr(),
                 sin.data_ptr(), cos.numel(), pool.memory.data_ptr(), pool.memory.numel(), slot_mapping.data_ptr(),
                 num_heads, layout.num_kv_heads, head_dim, layout.block_size, layout.block_bytes,
                 layer * layout.layer_bytes, rows,
             )  # fmt: skip
             return out if q.dtype is torch.float32 else out.to(q.dtype)
-        _rope_all(
-            TEAM.words, _parts(rows, num_heads * head_dim), out.data_ptr(), queries.data_ptr(), q_step,
+        launch(
+            _rope_all, _parts(rows, num_heads * head_dim), out.data_ptr(), queries.data_ptr(), q_step,
             keys.data_ptr(), k_step, values.data_ptr(), v_step, positions.data_ptr(), cos.data_ptr(),
             sin.data_ptr(), cos.numel(), pool.memory.data_ptr(), KINDS[layout.kv_dtype],
             pool.memory.numel() // itemsize, slot_mapping.data_ptr(), num_heads, layout.num_kv_heads, head_dim,

@@ -159,6 +159,33 @@ def test_the_level_is_the_least_that_is_written(level, events):
     assert len(written(level, "file").splitlines()) == events
 
 
+ODD = r"""
+import math, sys
+from heddle.core import logs
+import structlog
+
+logs.configure("info")
+structlog.get_logger("x").info("odd", big=2**70, text="Grüße\u2028\x9b2J", half="\ud800", thing=sys, keys={(1, 2): 3})
+"""
+
+
+def test_whatever_is_logged_is_one_line_of_ascii():
+    """What some reader takes for a line's end, or a terminal for a command, stands there escaped."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", ODD],
+        capture_output=True,
+        check=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.stderr.isascii()
+    (text,) = done.stderr.decode().splitlines()
+    found = json.loads(text)
+    assert (found["event"], found["big"], found["text"]) == ("odd", 2**70, "Grüße\u2028\x9b2J")
+    assert found["half"] == "\ud800"
+    assert found["thing"].startswith("<module")
+
+
 def test_on_a_terminal_it_is_for_people_and_shows_no_variables():
     """A formatter of exceptions that prints local values would print prompts and keys."""
     text = written("info", "terminal")

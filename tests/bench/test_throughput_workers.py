@@ -11,14 +11,18 @@ import psutil
 import pytest
 import torch
 import transformers
+from heddle.bench.throughput import measure
 from heddle.bench.throughput.rows import Row
 from heddle.bench.throughput.serving import Worker, WorkerFailed
 from heddle.bench.throughput.vllm_metadata import write_metadata
-from heddle.bench.throughput.workload import make_adapters
+from heddle.bench.throughput.workload import Cell, Size, make_adapters
+from heddle.core.checkpoint import demo
 from heddle.core.model.config import ModelConfig
 
 OURS = Row("tiny", "Heddle", "heddle_engine", {"quantization": "int8"})
 PEFT = Row("peft", "PEFT", "transformers_peft")
+PATIENCE = 500
+"""Seconds: only a worker that hangs takes so long, on however busy a machine."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,7 @@ def setup(base: Path, adapters: dict[str, Path], options: dict[str, object]) -> 
 
 @pytest.mark.parametrize("row", [OURS, PEFT], ids=["heddle", "peft"])
 def test_every_request_has_a_moment_for_each_of_its_tokens(row, base, adapters, tmp_path):
-    with Worker(row, 1, tmp_path / "log", 120) as worker:
+    with Worker(row, 1, tmp_path / "log", PATIENCE) as worker:
         process = psutil.Process(worker.pid)
         before = worker.imported_bytes
         assert worker.ask(setup(base, adapters, dict(row.options))) == {"ready": True}
@@ -67,19 +71,37 @@ def test_every_request_has_a_moment_for_each_of_its_tokens(row, base, adapters, 
 def test_a_worker_that_fails_says_why_and_is_gone(base, adapters, tmp_path):
     with (
         pytest.raises(WorkerFailed, match="nowhere"),
-        Worker(OURS, 1, tmp_path / "log", 120) as worker,
+        Worker(OURS, 1, tmp_path / "log", PATIENCE) as worker,
     ):
         worker.ask(setup(tmp_path / "nowhere", {}, {}))
     assert not psutil.pid_exists(worker.pid)
 
 
 def test_a_worker_that_does_not_answer_is_ended(base, tmp_path):
-    with Worker(OURS, 1, tmp_path / "log", 120) as worker:
+    with Worker(OURS, 1, tmp_path / "log", PATIENCE) as worker:
         worker.patience = 0.0
         with pytest.raises(WorkerFailed, match="no answer in 0 seconds"):
             worker.ask(setup(base, {}, {}))
         worker.close(grace=0.0)
         assert not psutil.pid_exists(worker.pid)
+
+
+def test_rows_that_cannot_run_are_left_out_and_the_others_measured(base, tmp_path, monkeypatch):
+    for place in (measure, demo):
+        monkeypatch.setattr(place, "demo_base", lambda: base)
+    missing = Row("vllm", "vLLM", "vllm_cpu", environment=".peers-nobody")
+    wrong = Row("wrong", "Wrong", "heddle_engine", {"quantization": "gptq"})
+    plan = [Cell(Size(5, 3), 1, 0), Cell(Size(5, 3), 2, 2)]
+    terms = measure.Terms(threads=1, seconds=0.0, patience=PATIENCE, logs=tmp_path, say=lambda line: None)
+    made: list[measure.RowFigures] = []
+    measure.measure([missing, wrong, OURS], plan, terms, made)
+    assert [row.name for row in made] == ["vllm", "wrong", "tiny"]
+    assert "make peers-nobody" in (made[0].left_out or "")
+    assert "quantization gptq needs a checkpoint in that form" in (made[1].left_out or "")
+    assert made[2].left_out is None
+    assert [(cell.streams, cell.adapters, cell.rounds) for cell in made[2].cells] == [(1, 0, 1), (2, 2, 1)]
+    assert all(cell.whole > 0 and cell.first_ms.p50 > 0 and cell.peak_bytes > 0 for cell in made[2].cells)
+    assert made[2].facts["weights"] == "int8"
 
 
 def test_peft_loads_the_adapters_and_they_change_its_answers(base, adapters):

@@ -47,6 +47,7 @@ class Recorder(Host):
     """Copies arrive late: those sent at the next replay, those aside when they are waited for or seen to be done."""
 
     captures = True
+    captures_when_met = False
     log: list[str] = field(default_factory=list)
     captured: list[Captured] = field(default_factory=list)
     _sent: list[Move] = field(default_factory=list)

@@ -1,0 +1,142 @@
+"""Decode steps of a CPU that are recorded once and replayed: bit for bit what they would be without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heddle import LLM, SamplingParams
+from heddle.core.engine import step_graphs
+from heddle.kernels import cpu
+from heddle.kernels.cpu.recording import Workspace, record
+
+from .test_captured_steps import BLOCK, GREEDY, compare_replays
+
+Start = Callable[..., LLM]
+
+
+def test_every_step_of_decodes_equals_the_eager_one(start: Start, prompts: list[list[int]]) -> None:
+    """Streams that end one after another: every number of rows from 7 to 1, recorded first and then replayed."""
+    names = [None, "r1", "r5", "r64", "r5", None, "r16"]
+    lengths = [SamplingParams(max_tokens=8 + 3 * n, temperature=0.0, ignore_eos=True) for n in range(7)]
+    eager = start(enforce_eager=True).generate(prompts[2:9], lengths, adapter=names)
+    llm = start(max_num_seqs=8)
+    compared = compare_replays(llm)
+    for _ in range(2):
+        outputs = llm.generate(prompts[2:9], lengths, adapter=names)
+        assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in eager]
+        assert set(compared) == set(range(1, 8)), "no row is padding"
+    graphs = llm._engine._runner.graphs
+    assert graphs is not None
+    assert not graphs._fails
+
+
+def test_adapters_that_come_go_and_move_between_replays_are_seen(
+    start: Start, prompts: list[list[int]]
+) -> None:
+    """A pool in which r64 leaves little room: adapters are evicted, blocks and slots change hands, tables move."""
+    order = ["r1", "r16", "r64", "r5", "r64", "r8", "r16", "r5", "r1", "r64"]
+    small = {"pool_memory": 80 * BLOCK, "max_num_seqs": 2}
+    eager, llm = start(enforce_eager=True, **small), start(**small)
+    compared = compare_replays(llm)
+    for turn, name in enumerate(order):
+        asked = [prompts[turn], prompts[turn + 1]]
+        expected = eager.generate(asked, GREEDY, adapter=[name, None])
+        found = llm.generate(asked, GREEDY, adapter=[name, None])
+        assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected], turn
+    assert llm._engine._residency.stats()["adapter_evictions"] > 2
+    assert len(compared) >= 40
+
+
+def test_an_adapter_replaced_under_its_name_is_seen(
+    start: Start, adapters: dict[str, Path], prompts: list[list[int]]
+) -> None:
+    llm = start(adapters={"a": adapters["r4"]})
+    compare_replays(llm)
+    expected = start().generate([prompts[4]], GREEDY, adapter=["r5"])[0].outputs[0].token_ids
+    before = llm.generate([prompts[4]], GREEDY, adapter=["a"])[0].outputs[0].token_ids
+    llm.load_adapter("a", adapters["r5"])
+    assert llm.generate([prompts[4]], GREEDY, adapter=["a"])[0].outputs[0].token_ids == expected != before
+
+
+@pytest.mark.parametrize(
+    ("settings", "recorded"),
+    [
+        ({"quantization": "int8"}, True),
+        ({"quantization": "int8", "int8_activations": True}, True),
+        ({"quantization": "int8", "quantize_head": True}, True),
+        ({"kv_cache_dtype": "int8"}, True),
+        ({"dtype": "bfloat16"}, False),
+    ],
+)
+def test_what_is_recorded_and_what_is_known_not_to_be(
+    start: Start, prompts: list[list[int]], settings: dict[str, Any], recorded: bool
+) -> None:
+    """Activations of 16 bits are rounded by torch between kernels: a recording would leave that out."""
+    eager, llm = start(enforce_eager=True, **settings), start(**settings)
+    compared = compare_replays(llm) if recorded else []
+    names = ["r4", None, "r8"]
+    expected, found = (one.generate(prompts[:3], GREEDY, adapter=names) for one in (eager, llm))
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
+    graphs = llm._engine._runner.graphs
+    assert graphs is not None
+    assert graphs._fails != recorded
+    assert bool(compared) == recorded
+
+
+def test_enforce_eager_records_nothing(start: Start) -> None:
+    assert start(enforce_eager=True)._engine._runner.graphs is None
+
+
+def test_steps_of_many_rows_run_eagerly(
+    start: Start, monkeypatch: pytest.MonkeyPatch, prompts: list[list[int]]
+) -> None:
+    monkeypatch.setattr(step_graphs, "RECORDED_BYTES", 1)
+    llm = start()
+    compared = compare_replays(llm)
+    llm.generate(prompts[:2], [SamplingParams(max_tokens=n, ignore_eos=True) for n in (4, 9)])
+    assert set(compared) == {1}
+
+
+def test_what_a_replay_would_leave_out_is_not_recorded() -> None:
+    x, weight = torch.randn(3, 16), cpu.hold(torch.randn(8, 16))
+    assert record(lambda: cpu.linear(x, weight, None), Workspace()) is not None
+    assert (
+        record(lambda: cpu.linear(x, weight, None).unflatten(1, (2, 4)).flatten(1), Workspace()) is not None
+    )
+    for function in (
+        lambda: cpu.linear(x * 2, weight, None),
+        lambda: cpu.linear(x, weight, None).add_(1),
+        lambda: torch.cat([cpu.linear(x, weight, None)] * 2),
+        lambda: cpu.linear(x.half(), weight, None),
+    ):
+        assert record(function, Workspace()) is None
+
+
+def test_recordings_share_memory_and_see_their_inputs_anew() -> None:
+    workspace, x = Workspace(), torch.randn(3, 16)
+    weights = [cpu.hold(torch.randn(8, 16)) for _ in range(2)]
+    first, second = (record(lambda w=w: cpu.linear(x, w, None), workspace) for w in weights)  # type: ignore[misc]
+    assert first is not None
+    assert second is not None
+    assert first.output.data_ptr() == second.output.data_ptr()
+    x.copy_(torch.randn(3, 16))
+    for recording, weight in ((first, weights[0]), (second, weights[1])):
+        recording.replay()
+        assert torch.equal(recording.output, cpu.linear(x, weight, None))
+
+
+def test_a_workspace_grows_and_never_gives_the_same_memory_twice() -> None:
+    workspace = Workspace()
+    for _ in range(2):
+        workspace.restart()
+        taken = [
+            workspace.take(shape) for shape in ((3, 5), (1 << 20,), (1 << 21,), (0, 4), (1 << 22, 2), (7,))
+        ]
+        for number, tensor in enumerate(taken):
+            tensor.fill_(number)
+        assert all((tensor == number).all() for number, tensor in enumerate(taken))
+        assert [tensor.shape[0] for tensor in taken] == [3, 1 << 20, 1 << 21, 0, 1 << 22, 7]
