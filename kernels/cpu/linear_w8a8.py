@@ -4,14 +4,14 @@ Two passes. First every row becomes codes, a scale and a list of outliers. Then 
 multiplies codes by weights (integers, exact in any order) and adds each row's outliers in the order of their columns.
 No row's result depends on another; what rows share is the work of widening weights.
 
-The weights stay the int8 that `linear_int8` reads and are widened in registers, for two rows of codes at once. Against
-`linear_int8`, in GOP/s of one core (AMD EPYC, AVX2; the core's own time on a busy machine; with an outlier in every row
-it loses 2 to 15 %):
+The weights stay the int8 that `linear_int8` reads and are widened in registers, once for all rows of a tile. Against
+`linear_int8`, in GOP/s of one core (AMD EPYC, Zen 3; the better of two turns on a machine that others use too; with an
+outlier in every row it loses 2 to 15 %):
 
     K x N       1 row       4 rows      16 rows      64 rows      256 rows
-    576 x 576   23 -> 25    57 -> 68    70 -> 93     74 -> 105    70 -> 94
-    576 x 1536  33 -> 42    65 -> 87    73 -> 101    75 -> 107    70 -> 86
-    1536 x 576  34 -> 42    71 -> 94    79 -> 115    80 -> 118    73 -> 103
+    576 x 576   30 -> 32    63 -> 79    82 -> 112    90 -> 128    88 -> 127
+    576 x 3072  36 -> 53    74 -> 105   86 -> 129    83 -> 129    61 -> 86
+    1536 x 576  25 -> 31    65 -> 73    74 -> 88     65 -> 115    82 -> 123
 
 It is the faster one for any number of rows, so nothing has to choose between the two by it: a result would then depend
 on who shares the batch.

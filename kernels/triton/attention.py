@@ -25,6 +25,8 @@ PART = 256
 """Tokens of context in one part."""
 STEP_BYTES = 16384
 """Of keys in one step, and of values: the stages of both stay below 99 KiB."""
+STEP, INT8_STEP = 64, 32
+"""Tokens in one step at most. Values in int8 are widened in registers: of more, prefill would spill on sm_90."""
 PREFILL_ROWS = 64
 """Packed query rows of a chunk's program: (row, query head of one key head)."""
 DECODE_WARPS, PREFILL_WARPS = 4, 8
@@ -254,9 +256,10 @@ def paged_attention(
     group = heads // layout.num_kv_heads
     pad_d = max(16, next_power_of_2(dim))
     heads_shape = {"H": heads, "HK": layout.num_kv_heads, "D": dim, "PAD_D": pad_d, "PART": PART}
+    most_tokens = INT8_STEP if layout.quantised else STEP
     tile: dict[str, Any] = {
         "BLOCK_SIZE": layout.block_size,
-        "BLOCK_N": max(16, min(64, STEP_BYTES // (pad_d * max(width, q.element_size())))),
+        "BLOCK_N": max(16, min(most_tokens, STEP_BYTES // (pad_d * max(width, q.element_size())))),
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
         "num_stages": STAGES,
     }
