@@ -17,6 +17,7 @@ FINITE = (
     ("min_p", 0.0, 1.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", 0.01, 100.0),
 )
 """Fields that are numbers, with the least and the largest there may be."""
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
@@ -72,8 +73,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise ParamError(name, f"{name} must lie between {low:g} and {high:g}, got {value}")
         if self.top_p == 0.0:
             raise ParamError("top_p", "top_p must be above 0")
-        if not 0.0 < self.repetition_penalty <= 100.0:
-            raise ParamError("repetition_penalty", "repetition_penalty must lie above 0 and at most at 100")
         if self.top_k < -1:
             raise ParamError("top_k", f"top_k must be -1, 0 (both: off) or positive, got {self.top_k}")
         _bounded("n", self.n, 1, MAX_N)

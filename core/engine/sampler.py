@@ -8,6 +8,7 @@ Each row is worked on alone, in numpy, so that neighbours cannot change a bit of
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ import torch
 from ..messages import TokenLogprobs
 from ..sampling_params import SamplingParams
 from ..scheduling.plan import Sampled
+
+logger = logging.getLogger(__name__)
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: the distribution has all its weight on the largest logit."""
@@ -95,8 +98,17 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRow]) -> list[Sampled 
         elif on_host is None or not _needs_row(request):
             answers.append(Sampled(best[i]))
         else:
-            answers.append(_sample_row(on_host[i], best[i], request))
+            answers.append(_answer(on_host[i], best[i], request))
     return answers
+
+
+def _answer(raw: np.ndarray, best: int, request: SampleRow) -> Sampled | SamplingError:
+    """`_sample_row`, whose faults end this row's sequence and no other of the step."""
+    try:
+        return _sample_row(raw, best, request)
+    except Exception as error:
+        logger.exception("no token could be chosen with %s", request.params)
+        return SamplingError(f"no token could be chosen: {error}")
 
 
 def prompt_logprobs(logits: torch.Tensor, next_tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
@@ -131,6 +143,8 @@ def _sample_row(raw: np.ndarray, best: int, request: SampleRow) -> Sampled | Sam
         best = int(logits.argmax())
         if logits[best] == -np.inf:
             return SamplingError("every token is ruled out")
+        if not np.isfinite(logits[best]):  # an argmax finds a NaN first
+            return NotFinite()
     token = best if request.greedy else _draw(logits, logits[best], request)
     top = request.params.logprobs
     return Sampled(token, None if top is None else _logprobs(raw, token, top))
@@ -142,9 +156,15 @@ def _adjusted(raw: np.ndarray, request: SampleRow) -> np.ndarray:
     logits = raw.copy()
     for token, bias in params.logit_bias.items():
         logits[token] += np.float32(bias)
-    _mask(logits, request)
-    if not request.penalises:
-        return logits
+    if request.penalises:
+        _penalise(logits, request)
+    _mask(logits, request)  # last, for what is ruled out stays so whatever was done to it
+    return logits
+
+
+def _penalise(logits: np.ndarray, request: SampleRow) -> None:
+    """Subtract and scale in place for what is in the prompt and the answer already."""
+    params = request.params
     counts = np.bincount(np.asarray(request.output_token_ids, dtype=np.int64), minlength=len(logits))
     if params.repetition_penalty != 1.0:
         seen = counts > 0
@@ -153,7 +173,6 @@ def _adjusted(raw: np.ndarray, request: SampleRow) -> np.ndarray:
         logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
     logits -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
     logits -= np.float32(params.presence_penalty) * (counts > 0).astype(np.float32)
-    return logits
 
 
 def _mask(logits: np.ndarray, request: SampleRow) -> None:

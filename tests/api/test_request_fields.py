@@ -79,6 +79,7 @@ def refusal(answer, status: int = 400, code: str = "invalid_request") -> dict[st
         ({"top_k": -2}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         # counts

@@ -19,6 +19,8 @@ NUMBERS: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+    ({"repetition_penalty": 101}, "repetition_penalty"),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"n": 2, "best_of": 1}, "best_of"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from heddle.core.engine import sampler
 from heddle.core.engine.sampler import SampleRow, SamplingError, prompt_logprobs, sample
 from heddle.core.sampling_params import SamplingParams
 from heddle.core.scheduling.plan import Sampled
@@ -155,6 +157,52 @@ def test_neighbours_never_change_a_row() -> None:
         assert sample(logits[i : i + 1].clone(), [request]) == [together[i]]
     order = [5, 2, 11, 0, 8, 3, 1, 10, 4, 9, 7, 6]
     assert sample(logits[order], [requests[i] for i in order]) == [together[i] for i in order]
+
+
+EXTREMES = [
+    {"temperature": 5e-324},
+    {"temperature": 1e-40},
+    {"temperature": 2.0},
+    {"top_p": 5e-324},
+    {"min_p": 5e-324},
+    {"min_p": 1.0},
+    {"repetition_penalty": 0.01},
+    {"repetition_penalty": 100.0},
+    {"frequency_penalty": 2.0, "presence_penalty": -2.0},
+    {"logit_bias": {3: -100.0, 4: 100.0}},
+]
+"""The ends of what `SamplingParams` allows, some beyond float32."""
+
+
+@pytest.mark.parametrize("params", EXTREMES, ids=str)
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30, 3e38])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_number_that_is_allowed_makes_a_row_fail_its_neighbour_or_choose_what_is_ruled_out(
+    params: dict[str, Any], scale: float, temperature: float
+) -> None:
+    logits = random_logits(2, seed=5).clamp(-1, 1) * scale
+    allowed = np.zeros(VOCAB, dtype=bool)
+    allowed[[4, 9]] = True
+    guided = replace(
+        row(**({"temperature": temperature, "seed": 3} | params), prompt=[3, 5], output=[9]), allowed=allowed
+    )
+    first, second = sample(logits, [guided, row()])
+    assert isinstance(first, SamplingError) or first.token_id in (4, 9)
+    if scale <= 1e30:
+        assert not isinstance(first, SamplingError)
+    assert second == one(logits[1], row())
+
+
+def test_a_fault_in_one_row_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any) -> int:
+        raise ZeroDivisionError("by the test")
+
+    monkeypatch.setattr(sampler, "_draw", fails)
+    logits = random_logits(3)
+    answers = sample(logits, [row(), row(temperature=1.0, seed=1), row(logprobs=2)])
+    assert isinstance(answers[1], SamplingError)
+    assert "by the test" in str(answers[1])
+    assert [answers[0], answers[2]] == [one(logits[0], row()), one(logits[2], row(logprobs=2))]
 
 
 def test_penalties_work_on_counts_as_documented() -> None:
