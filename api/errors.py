@@ -33,6 +33,8 @@ STATUS = {
 RETRY_AFTER = {"rate_limit_exceeded": 1, "overloaded": 1, "shutting_down": 5, "adapter_cold": 1}
 """Seconds a client should wait, where trying again makes sense."""
 
+LONGEST_MESSAGE = 4000
+"""Characters."""
 
 _PATH = re.compile(r" - at `\$\.?([A-Za-z0-9_]*)")
 _MISSING = re.compile(r"^Object missing required field `([^`]+)`")
@@ -95,8 +97,11 @@ def error_type(status: int) -> str:
 
 
 def envelope(error: ApiError) -> bytes:
-    """The JSON body of an error."""
-    body = ErrorBody(error.message, error_type(error.status), error.param, error.code)
+    """The JSON body of an error. A message that repeats a name of thousands of characters is cut."""
+    message = error.message
+    if len(message) > LONGEST_MESSAGE:
+        message = f"{message[: LONGEST_MESSAGE - 200]} … {message[-200:]}"
+    body = ErrorBody(message, error_type(error.status), error.param, error.code)
     return msgspec.json.encode(ErrorEnvelope(body))
 
 

@@ -277,13 +277,20 @@ class AdapterService:
     async def _get(self, ref: str, caller: Caller) -> AdapterRecord:
         return await self._workers.registry(self._store.get, ref, caller.tenant)
 
+    async def _version(self, name: str, version: int, caller: Caller) -> AdapterRecord:
+        """That version of a name that is there; raises StoreError naming `version`."""
+        try:
+            return await self._get(f"{name}@{version}", caller)
+        except StoreError as error:
+            raise StoreError(error.code, error.message, "version") from error
+
     # ---------------------------------------------------------------- changes
 
     async def patch(self, name: str, patch: AdapterPatch, caller: Caller) -> Adapter:
         """Change pin, description or current version; `pin_limit` where no more may be pinned."""
         async with self._changes_of(caller.tenant, name):
             record = await self._get(name, caller)
-            target = record if patch.version is None else await self._get(f"{name}@{patch.version}", caller)
+            target = record if patch.version is None else await self._version(name, patch.version, caller)
             if record.pinned if patch.pinned is None else patch.pinned:
                 await self._loaded.move_pin(target, instead_of=record)
             record = await self._workers.registry(

@@ -46,7 +46,6 @@ class Front:
             await self._app(scope, receive, send)
 
     async def _call(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
-        await turns.enter()
         fields = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _HEADERS}
         given = fields.get(b"x-request-id", "")
         request_id = given if _ID.fullmatch(given) else f"req-{urandom(16).hex()}"
@@ -71,6 +70,7 @@ class Front:
         if path not in ALWAYS:
             self._state.begin_call()
         try:
+            await turns.enter()
             try:
                 scope["user"] = caller = await self._admit(path, fields)
             except (ApiError, StoreError) as error:

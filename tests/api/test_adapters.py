@@ -107,7 +107,9 @@ def test_patch(own_server):
     assert patch("/adapters/a", json={"description": "first"}).json()["description"] == "first"
     assert patch("/adapters/a", json={"version": 1}).json()["version"] == 1
     assert own_server.complete(adapter="a").json()["adapter"] == "a@1"
-    refused(patch("/adapters/a", json={"version": 9}), 404, "adapter_not_found")
+    unknown = patch("/adapters/a", json={"version": 9})
+    refused(unknown, 404, "adapter_not_found")
+    assert unknown.json()["error"]["param"] == "version"
     refused(patch("/adapters/x", json={"pinned": True}), 404, "adapter_not_found")
     refused(patch("/adapters/a", json={"pinned": "yes"}), 400, "invalid_request")
     refused(patch("/adapters/a", json={"version": True}), 400, "invalid_request")

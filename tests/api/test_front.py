@@ -70,6 +70,12 @@ def test_every_answer_has_a_request_id(server):
     assert server.complete(stream=True).headers["x-request-id"].startswith("req-")
 
 
+def test_a_name_of_a_hundred_thousand_characters_is_not_repeated_whole(server):
+    answer = server.client.post("/v1/completions", json={"model": "x" * 100_000, "prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert len(answer.content) < 5000
+
+
 def test_every_code_has_its_status():
     expected = {
         400: ["invalid_request", "adapter_invalid", "context_length_exceeded", "capacity_exceeded"],
