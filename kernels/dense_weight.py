@@ -25,6 +25,10 @@ class DenseWeight:
     def nbytes(self) -> int:
         return self.values.nbytes
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
     def matrix(self) -> torch.Tensor:
         """[N, K]; a copy where the values lie in panels."""
         if self.values.dim() == 2:
