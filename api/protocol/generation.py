@@ -153,13 +153,13 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     def num_prompts(self) -> int:
         """How many prompts the request has. Raises `invalid_request` where it has none, or too many.
 
-        Completions and chat each have their own."""
+        Completions and chat each have their own; a msgspec struct cannot say so as an abstract class."""
         raise NotImplementedError
 
     def token_logprobs(self) -> tuple[int | None, int | None]:
         """Alternatives to report with each new token, and with each prompt token; None: no such thing.
 
-        Completions and chat each have their own."""
+        Completions and chat each have their own; a msgspec struct cannot say so as an abstract class."""
         raise NotImplementedError
 
     def form(self) -> Form | None:

@@ -47,14 +47,13 @@ from ..text.grammar import GrammarCompiler
 from ..text.tokenizer import Tokenizer
 from . import accelerator as accelerators
 from . import device as machine
-from .accelerator import Accelerator
 from .adapter_memory import PoolAdapterMemory
 from .grammars import Grammars
 from .host_memory import give_back
 from .memory_report import memory_report
 from .pool_setup import allocate_pool, block_order, pool_layout, pool_notes
 from .runner import Runner
-from .step_graphs import capture_steps, graph_bytes
+from .step_graphs import capture_steps, captures_steps, graph_bytes, graph_notes
 from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class Engine:
             device = machine.resolve_device(config)
             dtype = machine.resolve_dtype(config, device, model_config.torch_dtype)
             accelerator = accelerators.for_device(device)
-            captures = _captures(config, accelerator)
+            captures = captures_steps(config, accelerator)
             max_model_len = _max_model_len(config, model_config)
             layout = pool_layout(config, model_config, dtype)
             operations = ops.for_device(device, config.backend)
@@ -197,7 +196,7 @@ class Engine:
             block_bytes=self._pool.layout.block_bytes,
             weight_bytes=self._model.weight_bytes,
             memory=self._memory_report(),
-            notes=[*self._model.notes, *pool_notes(pool_bytes), *_graph_notes(config, captures)],
+            notes=[*self._model.notes, *pool_notes(pool_bytes), *graph_notes(config, captures)],
         )
 
     def close(self) -> None:
@@ -382,19 +381,6 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
             f"--max-model-len {config.max_model_len}: must lie between 1 and the model's own {limit}"
         )
     return config.max_model_len
-
-
-def _captures(config: EngineConfig, accelerator: Accelerator) -> bool:
-    """Whether decode steps are captured. No GPU has replayed one yet: there it has to be asked for."""
-    if config.backend == "reference" or not accelerator.captures:
-        return False
-    return accelerator.captures_when_met if config.enforce_eager is None else not config.enforce_eager
-
-
-def _graph_notes(config: EngineConfig, captures: bool) -> list[str]:
-    if config.enforce_eager is not False or captures:
-        return []
-    return ["--no-enforce-eager changes nothing here: the reference operations are never captured"]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ import torch
 
 from ...kernels.ops import AdapterTables
 from ...kernels.pool import Pool
+from ..config import EngineConfig
 from ..errors import EngineStartError
 from ..model.config import ModelConfig
 from ..model.forward_batch import ForwardBatch
@@ -115,6 +116,20 @@ class StepGraphs:
             return None
         graph.replay()
         return graph.output[: len(chunks)]
+
+
+def captures_steps(config: EngineConfig, accelerator: Accelerator) -> bool:
+    """Whether decode steps are captured. No GPU has replayed one yet: there it has to be asked for."""
+    if config.backend == "reference" or not accelerator.captures:
+        return False
+    return accelerator.captures_when_met if config.enforce_eager is None else not config.enforce_eager
+
+
+def graph_notes(config: EngineConfig, captures: bool) -> list[str]:
+    """What a user should know who asked for it."""
+    if config.enforce_eager is not False or captures:
+        return []
+    return ["--no-enforce-eager changes nothing here: the reference operations are never captured"]
 
 
 def capture_steps(

@@ -13,7 +13,7 @@ from heddle.core.engine import step_graphs
 from heddle.kernels import cpu
 from heddle.kernels.cpu.recording import Workspace, record
 
-from .test_captured_steps import BLOCK, GREEDY, compare_replays
+from .test_captured_steps import GREEDY, adapters_come_go_and_move, compare_replays
 
 Start = Callable[..., LLM]
 
@@ -37,18 +37,7 @@ def test_every_step_of_decodes_equals_the_eager_one(start: Start, prompts: list[
 def test_adapters_that_come_go_and_move_between_replays_are_seen(
     start: Start, prompts: list[list[int]]
 ) -> None:
-    """A pool in which r64 leaves little room: adapters are evicted, blocks and slots change hands, tables move."""
-    order = ["r1", "r16", "r64", "r5", "r64", "r8", "r16", "r5", "r1", "r64"]
-    small = {"pool_memory": 80 * BLOCK, "max_num_seqs": 2}
-    eager, llm = start(enforce_eager=True, **small), start(**small)
-    compared = compare_replays(llm)
-    for turn, name in enumerate(order):
-        asked = [prompts[turn], prompts[turn + 1]]
-        expected = eager.generate(asked, GREEDY, adapter=[name, None])
-        found = llm.generate(asked, GREEDY, adapter=[name, None])
-        assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected], turn
-    assert llm._engine._residency.stats()["adapter_evictions"] > 2
-    assert len(compared) >= 40
+    adapters_come_go_and_move(start, prompts)
 
 
 def test_an_adapter_replaced_under_its_name_is_seen(
