@@ -22,6 +22,8 @@ from .dense_weight import DenseWeight
 from .packed_weight import PackedWeight
 from .pool import Pool
 
+ADAPTER_FORMS = (torch.float32, torch.float16, torch.bfloat16)
+"""What A and B may be held in."""
 W8A8_MAX_K = 2**31 // (127 * 128)
 """in_features up to which `linear_w8a8`'s sums of int8 products fit in 32 bits."""
 W8A8_SMALLEST = 1e-36
@@ -73,12 +75,15 @@ class AdapterTables:
     rows: torch.Tensor
     """int32 [rows in the arena]"""
     dtype: torch.dtype
-    """Of A and B in the pool."""
+    """Of A and B in the pool, where `forms` does not say otherwise."""
+    forms: torch.Tensor | None = None
+    """int32 [slots]: index in `ADAPTER_FORMS` of the dtype that A and B of the slot's adapter have in the pool. None:
+    all have `dtype`. Only for operations that have `READS_ANY_FORM`."""
     max_rank: int = 512
     """No rank is larger; known on the host, for memory that is taken before ranks are read."""
 
     def __post_init__(self) -> None:
-        for tensor in (self.ranks, self.first_row, self.rows):
+        for tensor in (self.ranks, self.first_row, self.rows, *([] if self.forms is None else [self.forms])):
             _check(tensor, torch.int32)
         _check(self.scales, torch.float32)
 
@@ -115,6 +120,11 @@ class Ops(Protocol):
     """What a model calls. Outputs are new tensors of x's dtype unless said otherwise; sums are in float32."""
 
     ROWS_INVARIANT: bool
+    READS_ANY_FORM: bool
+    """`add_lora` takes adapters of different dtypes, by `AdapterTables.forms`."""
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for a matrix that `hold` will be given, as it suits the linears here; what is in it is undefined."""
 
     def hold(self, matrix: torch.Tensor) -> DenseWeight:
         """A matrix [N, K], float or int8, in the order that the linears here read it; it may be reordered in place."""

@@ -5,6 +5,7 @@ And the same codes in panels, the order in which a CPU's products read them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -83,12 +84,14 @@ def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.stack([blocks & 15, blocks >> 4], dim=2).flatten(1)
 
 
-def in_panels(weight: PackedWeight) -> PackedWeight:
-    """The same weight with its rows in panels."""
+def in_panels(
+    weight: PackedWeight, room: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+) -> PackedWeight:
+    """The same weight with its rows in panels, in memory from `room`."""
     n, k = weight.out_features, weight.in_features
     panels, step = -(-n // PANEL), max(1, _CHUNK // (PANEL * k)) * PANEL
     shape = (panels, k // PAIR, PANEL) if weight.bits == 4 else (panels, k // PAIR, PANEL, PAIR)
-    held = torch.empty(shape, dtype=torch.uint8, device=weight.codes.device)
+    held = room(shape, torch.uint8)
     for first in range(0, n, step):
         codes = _filled_up(unpack(weight.codes[first : first + step], weight.bits))
         pairs = codes.view(-1, PANEL, k // PAIR, PAIR).transpose(1, 2)
@@ -96,7 +99,9 @@ def in_panels(weight: PackedWeight) -> PackedWeight:
             pairs = pairs[..., 0] | pairs[..., 1] << 4
         held[first // PANEL : first // PANEL + len(pairs)] = pairs
     scales, zeros = (
-        _filled_up(part).unflatten(0, (panels, PANEL)).transpose(1, 2).contiguous()
+        room((panels, part.shape[1], PANEL), part.dtype).copy_(
+            _filled_up(part).unflatten(0, (panels, PANEL)).transpose(1, 2)
+        )
         for part in (weight.scales, weight.zeros)
     )
     return replace(weight, codes=held, scales=scales, zeros=zeros, panels_of=n)

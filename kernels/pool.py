@@ -14,11 +14,11 @@ A block that belongs to an adapter is a plain page of `block_bytes` = num_layers
 
 from __future__ import annotations
 
-import math
-import mmap
 from dataclasses import dataclass
 
 import torch
+
+from .large_pages import lazy_zeros
 
 ROW_ALIGN = 16
 """Bytes: every adapter row starts at a multiple of this."""
@@ -75,7 +75,7 @@ class Pool:
         self.num_blocks = num_blocks
         shape = (num_blocks + spare, layout.num_layers, layout.layer_bytes)
         if torch.device(device).type == "cpu":
-            self.memory = _lazy_zeros(shape)
+            self.memory = lazy_zeros(shape)
         else:
             self.memory = torch.zeros(shape, dtype=torch.uint8, device=device)
 
@@ -103,9 +103,3 @@ class Pool:
     def elements(self, dtype: torch.dtype) -> torch.Tensor:
         """The whole pool as one flat vector of `dtype`; an adapter row at byte b starts at element b // itemsize."""
         return self.memory.view(-1).view(dtype)
-
-
-def _lazy_zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """uint8 zeros whose pages take memory when they are first written to. Raises OSError where there is no room."""
-    memory = mmap.mmap(-1, math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(shape)

@@ -11,11 +11,17 @@ import torch
 import torch.nn.functional as F
 
 from .dense_weight import DenseWeight
-from .ops import W8A8_SMALLEST, AdapterTables, AttentionBatch, LoraBatch
+from .ops import ADAPTER_FORMS, W8A8_SMALLEST, AdapterTables, AttentionBatch, LoraBatch
 from .packed_weight import PackedWeight
 from .pool import KV_SMALLEST, ROW_ALIGN, Pool
 
 ROWS_INVARIANT = False
+READS_ANY_FORM = True
+
+
+def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory like any other."""
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def hold(matrix: torch.Tensor) -> DenseWeight:
@@ -202,6 +208,10 @@ def add_lora(
     ranks = tables.ranks[slots, layer][:, columns].tolist()
     first_rows = tables.first_row[slots, layer][:, columns].tolist()
     scales = tables.scales[slots, layer][:, columns]  # [G, modules], stays on the device
+    if tables.forms is None:
+        dtypes = [tables.dtype] * len(slots)
+    else:
+        dtypes = [ADAPTER_FORMS[form] for form in tables.forms[slots].tolist()]
     starts = lora.starts.tolist()
     for segment in range(len(starts) - 1):
         pairs = slice(starts[segment], starts[segment + 1])
@@ -210,15 +220,19 @@ def add_lora(
             if rank == 0 or len(rows) == 0:
                 continue
             begin, end = offsets[i], offsets[i + 1]
-            a = _adapter_rows(pool, tables, first, rank, x.shape[1])  # [rank, K]
-            b = _adapter_rows(pool, tables, first + rank, rank, end - begin)  # [rank, N]: B transposed
+            a = _adapter_rows(pool, tables, first, rank, x.shape[1], dtypes[segment])  # [rank, K]
+            b = _adapter_rows(
+                pool, tables, first + rank, rank, end - begin, dtypes[segment]
+            )  # [rank, N]: B transposed
             factor = lora.pair_weights[pairs] * scales[segment, i]
             sums = (x[rows].float() @ a.T) * factor.unsqueeze(1)  # [rows, rank]
             out[rows, begin:end] = (out[rows, begin:end].float() + sums @ b).to(out.dtype)
 
 
-def _adapter_rows(pool: Pool, tables: AdapterTables, first: int, count: int, length: int) -> torch.Tensor:
+def _adapter_rows(
+    pool: Pool, tables: AdapterTables, first: int, count: int, length: int, dtype: torch.dtype
+) -> torch.Tensor:
     """Entries first to first + count of the row table, fetched from the pool: float32 [count, length]."""
-    elements = pool.elements(tables.dtype)
-    starts = tables.rows[first : first + count].long() * ROW_ALIGN // tables.dtype.itemsize
+    elements = pool.elements(dtype)
+    starts = tables.rows[first : first + count].long() * ROW_ALIGN // dtype.itemsize
     return elements[starts.unsqueeze(1) + torch.arange(length, device=elements.device)].float()

@@ -44,6 +44,10 @@ class CanonicalAdapter:
         """The number form of one tensor."""
         return cast(FloatForm, self._file.entries[f"{delta.key}.{part}"].dtype)
 
+    def forms(self) -> set[FloatForm]:
+        """Those of all its tensors."""
+        return {self.form(delta, part) for delta in self.deltas for part in _PARTS}
+
     def read(self, delta: Delta, part: Part) -> Array:
         """A [rank, in_features] or B [out_features, rank]; a BF16 tensor as the uint16 of its bits."""
         return self._file.read(f"{delta.key}.{part}")

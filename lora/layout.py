@@ -10,19 +10,19 @@ multiple of 16 bytes and none straddles two pages:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import MODULES
+from .base import MODULES, BaseModel
 from .canonical import CanonicalAdapter
 from .errors import AdapterInvalid
 from .floats import FloatForm, convert
-from .spec import Delta, Part
+from .spec import AdapterSpec, Delta, Part
 
 ROW_ALIGN = 16
 """Bytes."""
@@ -30,6 +30,17 @@ ROW_ALIGN = 16
 PoolDtype = Literal["float32", "float16", "bfloat16"]
 FORMS: dict[PoolDtype, FloatForm] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 ITEMSIZE: dict[PoolDtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def held_form(own: Collection[FloatForm], widest: PoolDtype, any_form: bool) -> PoolDtype:
+    """How an adapter whose tensors are in the forms `own` lies in a pool: as `widest`, which holds any; or, where
+    kernels read `any_form`, in 16 bits if that is what all its tensors have. No value changes by that, and it takes
+    half the room."""
+    if any_form and widest == "float32":
+        for dtype in ("float16", "bfloat16"):
+            if set(own) == {FORMS[dtype]}:
+                return dtype
+    return widest
 
 
 @dataclass(frozen=True)
@@ -123,6 +134,17 @@ class AdapterLayout:
             row_blocks=row_blocks,
             row_offsets=row_offsets,
         )
+
+
+def blocks_of(
+    spec: AdapterSpec, base: BaseModel, *, widest: PoolDtype, any_form: bool, block_bytes: int
+) -> int:
+    """How many blocks of a pool an adapter takes, held as `held_form` says. Raises what `AdapterLayout.plan` does."""
+    form = held_form(cast(list[FloatForm], spec.dtype.split("+")), widest, any_form)
+    layout = AdapterLayout.plan(
+        spec.deltas, base.shapes, base.num_layers, block_bytes=block_bytes, itemsize=ITEMSIZE[form]
+    )
+    return layout.num_blocks
 
 
 def pack(adapter: CanonicalAdapter, layout: AdapterLayout, dtype: PoolDtype, out: NDArray[np.uint8]) -> None:

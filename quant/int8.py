@@ -82,7 +82,7 @@ class Int8Form:
             raise QuantError(
                 f"{specs[0].name} has {columns} inputs, more than int8 activations allow ({W8A8_MAX_K})"
             )
-        weight = torch.empty((rows, columns), dtype=torch.int8)
+        weight = target.ops.room((rows, columns), torch.int8, torch.device("cpu"))
         absmax = torch.empty(rows, dtype=torch.float32)
         row = 0
         for spec in specs:

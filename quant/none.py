@@ -23,7 +23,7 @@ class FloatForm:
     ) -> LinearMethod:
         rows = sum(spec.out_features for spec in specs)
         dtype = held_dtype((reader.dtype(f"{spec.name}.weight") for spec in specs), target.dtype)
-        weight = torch.empty((rows, specs[0].in_features), dtype=dtype, device=target.device)
+        weight = target.ops.room((rows, specs[0].in_features), dtype, target.device)
         row = 0
         for spec in specs:
             weight[row : row + spec.out_features] = reader.read(f"{spec.name}.weight")

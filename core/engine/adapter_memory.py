@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...kernels.ops import AdapterTables
+from ...kernels.ops import ADAPTER_FORMS, AdapterTables
 from ...kernels.pool import ROW_ALIGN, Pool
 from ...lora.adapter_memory import AdapterSize
 from ...lora.base import MODULES
-from ...lora.canonical import open_adapter
-from ...lora.layout import AdapterLayout, PoolDtype, pack
-from ...lora.spec import Delta
+from ...lora.canonical import CanonicalAdapter, open_adapter
+from ...lora.layout import ITEMSIZE, AdapterLayout, PoolDtype, held_form, pack
 from .accelerator import Accelerator, Arrival
 
 FORMS: dict[torch.dtype, PoolDtype] = {
@@ -24,6 +23,7 @@ FORMS: dict[torch.dtype, PoolDtype] = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
+DTYPES = {form: dtype for dtype, form in FORMS.items()}
 MAX_POOL_BYTES = 2**31 * ROW_ALIGN
 """What the row table's int32 entries can point into."""
 MAX_SLOTS = 4096
@@ -37,6 +37,8 @@ class HostAdapter:
     pages: torch.Tensor
     """uint8 [blocks, block_bytes]"""
     layout: AdapterLayout
+    form: PoolDtype
+    """Of its A and B."""
     arrival: Arrival | None = None
     """Of the pages that were copied last."""
 
@@ -63,18 +65,19 @@ class PoolAdapterMemory:
         dtype: torch.dtype,
         accelerator: Accelerator,
         max_rank: int = 512,
+        any_form: bool = False,
     ) -> None:
-        """`shapes`: (out_features, in_features) by module name; `dtype`: of A and B in the pool."""
+        """`shapes`: (out_features, in_features) by module name; `dtype`: of A and B in the pool, where they are not in
+        16 bits by themselves and kernels read `any_form`."""
         layout = pool.layout
         self._pool = pool
         self._accelerator = accelerator
         self._shapes = shapes
-        self._dtype = dtype
-        self._form = FORMS[dtype]
+        self._widest, self._any_form = FORMS[dtype], any_form
         device = pool.memory.device
         slots = min(pool.num_blocks, MAX_SLOTS)
         shape = (slots, layout.num_layers, len(MODULES))
-        shortest = min(min(pair) for pair in shapes.values()) * dtype.itemsize
+        shortest = min(min(pair) for pair in shapes.values()) * (2 if any_form else dtype.itemsize)
         rows = pool.num_blocks * (layout.block_bytes // (-(-shortest // ROW_ALIGN) * ROW_ALIGN))
         self.tables = AdapterTables(
             ranks=torch.zeros(shape, dtype=torch.int32, device=device),
@@ -82,6 +85,7 @@ class PoolAdapterMemory:
             scales=torch.zeros(shape, dtype=torch.float32, device=device),
             rows=torch.zeros(rows, dtype=torch.int32, device=device),
             dtype=dtype,
+            forms=torch.zeros(slots, dtype=torch.int32, device=device) if any_form else None,
             max_rank=max_rank,
         )
 
@@ -96,15 +100,15 @@ class PoolAdapterMemory:
 
     def measure(self, path: str) -> AdapterSize:
         with open_adapter(Path(path), verify=False) as adapter:
-            layout = self._layout(adapter.deltas)
+            layout, _ = self._layout(adapter)
         return AdapterSize(blocks=layout.num_blocks, rows=layout.num_rows, nbytes=layout.nbytes)
 
     def load_host(self, path: str) -> HostAdapter:
         with open_adapter(Path(path)) as adapter:
-            layout = self._layout(adapter.deltas)
+            layout, form = self._layout(adapter)
             pages = self._accelerator.pinned(layout.num_blocks, self._pool.layout.block_bytes).zero_()
-            pack(adapter, layout, self._form, pages.numpy())
-        return HostAdapter(pages, layout)
+            pack(adapter, layout, form, pages.numpy())
+        return HostAdapter(pages, layout, form)
 
     def copy_pages(self, host: HostAdapter, first: int, blocks: Sequence[int]) -> None:
         pages = self._pool.pages()
@@ -125,18 +129,21 @@ class PoolAdapterMemory:
         tables.ranks[slot] = torch.from_numpy(layout.ranks)
         tables.first_row[slot] = torch.from_numpy(layout.first_row) + first_row
         tables.scales[slot] = torch.from_numpy(layout.scales)
+        if tables.forms is not None:
+            tables.forms[slot] = ADAPTER_FORMS.index(DTYPES[host.form])
 
     def move_rows(self, slot: int, first_row: int, num_rows: int, to: int) -> None:
         rows = self.tables.rows
         rows[to : to + num_rows] = rows[first_row : first_row + num_rows].clone()
         self.tables.first_row[slot] += to - first_row
 
-    def _layout(self, deltas: Sequence[Delta]) -> AdapterLayout:
-        layout = self._pool.layout
-        return AdapterLayout.plan(
-            deltas,
+    def _layout(self, adapter: CanonicalAdapter) -> tuple[AdapterLayout, PoolDtype]:
+        form, layout = held_form(adapter.forms(), self._widest, self._any_form), self._pool.layout
+        planned = AdapterLayout.plan(
+            adapter.deltas,
             self._shapes,
             layout.num_layers,
             block_bytes=layout.block_bytes,
-            itemsize=self._dtype.itemsize,
+            itemsize=ITEMSIZE[form],
         )
+        return planned, form

@@ -34,8 +34,8 @@ GRAPH_BYTES = 16 << 20
 """Set aside for one captured graph: an assumption about the driver, not measured."""
 
 RECORDED_BYTES = 64 << 20
-"""Bound on what all layers' outputs of one recorded step may take on a CPU. Steps of more rows run eagerly: their
-kernels take so long that calling them does not count."""
+"""Bound on what a recorded step may take on a CPU. Steps of more rows run eagerly: their kernels take so long that
+calling them does not count."""
 
 Forward = Callable[[ForwardBatch], torch.Tensor]
 Progress = Callable[[str, int, int], None]
@@ -175,11 +175,11 @@ def capture_steps(
 
 
 def _outputs_bytes(model: ModelConfig) -> int:
-    """What all kernels of a step write for one row, in float32: linears, norms and sums, rotated queries, attention's
-    and the gated activation's outputs."""
+    """What the kernels of one layer write for one row, in float32: linears, norms and sums, rotated queries,
+    attention's and the gated activation's outputs. Each layer writes where the one before did."""
     widths = sum(out_features for out_features, _ in model.linear_shapes.values())
     heads = 2 * model.num_heads * model.head_dim
-    return 4 * model.num_layers * (widths + 4 * model.hidden_size + heads + model.intermediate_size)
+    return 4 * (widths + 4 * model.hidden_size + heads + model.intermediate_size)
 
 
 def graph_bytes(most: int, model: ModelConfig, dtype: torch.dtype, max_model_len: int) -> int:

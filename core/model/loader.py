@@ -177,7 +177,8 @@ class _Loader:
         """A table in float, whatever form the layers are in: in 16 bits where these hold its values exactly."""
         stored = self.checkpoint.read(name)
         dtype = sixteen_bits(stored) if self.target.dtype == torch.float32 else self.target.dtype
-        return FloatLinear(stored.to(self.target.device, dtype, copy=True), None, self.target)
+        weight = self.target.ops.room(tuple(stored.shape), dtype, self.target.device)
+        return FloatLinear(weight.copy_(stored), None, self.target)
 
     def _int8_table(self, name: str) -> Int8Linear:
         return Int8Linear(*quantize_named(name, self.checkpoint.read(name)), None, self.target)

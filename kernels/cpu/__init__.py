@@ -6,8 +6,6 @@ from one thread, which shares its work among `set_num_threads` of them.
 
 from __future__ import annotations
 
-from ..dense_weight import in_panels as hold
-from ..packed_weight import in_panels as hold_packed
 from .attention import paged_attention
 from .embedding import embedding
 from .linear_w4 import linear_w4
@@ -16,10 +14,13 @@ from .linears import linear, linear_int8, linear_invariant
 from .lora import add_lora
 from .norm_rope import add_rms_norm, rms_norm, rope_and_write_kv, silu_mul
 from .team import set_num_threads
+from .weights import hold, hold_packed, room
 
 ROWS_INVARIANT = True
+READS_ANY_FORM = True
 
 __all__ = [
+    "READS_ANY_FORM",
     "ROWS_INVARIANT",
     "add_lora",
     "add_rms_norm",
@@ -33,6 +34,7 @@ __all__ = [
     "linear_w8a8",
     "paged_attention",
     "rms_norm",
+    "room",
     "rope_and_write_kv",
     "set_num_threads",
     "silu_mul",

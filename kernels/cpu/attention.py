@@ -1,6 +1,6 @@
 """Attention that reads keys and values where they lie in the pool, for decoding rows and prefill chunks alike.
 
-A row's result depends on its own context alone: scores are `vector_ir.dots`, the softmax takes its maximum and
+A row's result depends on its own context alone: scores are dot products (`products`), the softmax takes its maximum and
 sum over exactly the row's own positions, and values are added in the order of positions, in runs of `KEYS`
 counted from the first.
 """

@@ -1,50 +1,29 @@
 """How the CPU kernels are compiled: numba without the interpreter's lock, kept on disk.
 
 numba's disk cache notices a change in a function's own file, not in the files of functions it calls. So the cache
-lies in a folder named by a hash over all sources of this package: a changed line anywhere means a fresh folder, and
-a package that is installed read-only compiles into the user's cache. Where no folder can be written, each process
-compiles anew.
+lies in a folder named by a hash over all sources of this package (`cache_folder`): a changed line anywhere means a
+fresh folder, and a package that is installed read-only compiles into the user's cache. Where no folder can be written,
+each process compiles anew.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 
+from .cache_folder import own_folder
+
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def sources_digest(folder: Path) -> str:
-    """A hash over all Python files of `folder`."""
-    digest = hashlib.sha256()
-    for source in sorted(folder.glob("*.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()
-
-
-def _cache_folder() -> Path | None:
-    """A writable folder for this version of the sources, made if need be; None if there is none."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "heddle" / f"kernels-{sources_digest(Path(__file__).parent)[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
-        return None
-    return folder
 
 
 def _choose_cache() -> bool:
     """Point numba at the folder, unless the user has named one with NUMBA_CACHE_DIR; whether there is one."""
     if numba.config.CACHE_DIR:
         return True
-    folder = _cache_folder()
+    folder = own_folder(Path(__file__).parent)
     if folder is not None:
         numba.config.CACHE_DIR = str(folder)
     return folder is not None

@@ -13,9 +13,9 @@ from functools import cache
 import numpy as np
 import torch
 
-from ..ops import LoraBatch
+from ..ops import ADAPTER_FORMS, LoraBatch
 from ..pool import ROW_ALIGN, Pool
-from .arrays import KINDS, array_at, dense
+from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
 from .products import row_products
 from .recording import launch
@@ -28,6 +28,9 @@ COLUMNS = 192
 """A unit of the second pass: so many columns of `out`, for all segments."""
 PART_PRODUCTS = 50_000
 """Products of one pass in one part of the work: about 5 microseconds of one core, which mostly waits for memory."""
+
+F32, F16 = ADAPTER_FORMS.index(torch.float32), ADAPTER_FORMS.index(torch.float16)
+KINDS_F16, KINDS_BF16 = KINDS[torch.float16], KINDS[torch.bfloat16]
 
 
 @inner
@@ -43,8 +46,19 @@ def _plan(ranks, slots, starts, layer, modules):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _shrink_unit(  # type: ignore[no-untyped-def]
+    sums, sum_rows, x, x_rows, count, pool, a_rows, rows, first, width, k
+):
+    """sums[sum_rows[m] + j] = x[x_rows[m]] . A[j] for m < `count` and the `width` rows of A from entry `first` on."""
+    per_unit = ROW_ALIGN // pool.itemsize
+    for j in range(width):
+        a_rows[j] = np.int64(rows[first + j]) * per_unit
+    row_products(sums, sum_rows, 0, x, x_rows, 0, count, pool, a_rows, 0, width, k)
+
+
+@inner
 def _shrink(  # type: ignore[no-untyped-def]
-    part, parts, sums, sums_at, x, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
+    part, parts, sums, sums_at, x, pool, pool_f16, pool_bf16, form, forms, ranks, first_row, scales, rows, pair_rows,
     pair_weights, starts, slots, layer, modules, k,
 ):  # fmt: skip
     """sums[pair, r] = weight * scale * x[row] . A[r], for every `parts`-th unit beginning with number `part`."""
@@ -55,19 +69,28 @@ def _shrink(  # type: ignore[no-untyped-def]
         for i in range(modules.size):
             slot, module = slots[g], modules[i]
             rank, first = int(ranks[slot, layer, module]), int(first_row[slot, layer, module])
-            base = sums_at[g * modules.size + i]
+            base, held = sums_at[g * modules.size + i], forms[slot] if forms.size else form
             for r in range(0, rank, SHRINK_RANKS):
                 for p in range(starts[g], starts[g + 1], SHRINK_PAIRS):
                     unit += 1
                     if (unit - 1) % parts != part:
                         continue
                     width, count = min(SHRINK_RANKS, rank - r), min(SHRINK_PAIRS, int(starts[g + 1]) - p)
-                    for j in range(width):
-                        a_rows[j] = np.int64(rows[first + r + j]) * per_unit
                     for m in range(count):
                         x_rows[m] = np.int64(pair_rows[p + m]) * k
                         sum_rows[m] = base + (p + m - starts[g]) * rank + r
-                    row_products(sums, sum_rows, 0, x, x_rows, 0, count, pool, a_rows, 0, width, k)
+                    if held == F32:
+                        _shrink_unit(
+                            sums, sum_rows, x, x_rows, count, pool, a_rows, rows, first + r, width, k
+                        )
+                    elif held == F16:
+                        _shrink_unit(
+                            sums, sum_rows, x, x_rows, count, pool_f16, a_rows, rows, first + r, width, k
+                        )
+                    else:
+                        _shrink_unit(
+                            sums, sum_rows, x, x_rows, count, pool_bf16, a_rows, rows, first + r, width, k
+                        )
                     for m in range(count):
                         factor = pair_weights[p + m] * scales[slot, layer, module]
                         for j in range(sum_rows[m], sum_rows[m] + width):
@@ -95,9 +118,31 @@ def _add_columns(out, outs, sums, sum_rows, pool, b_rows, rank, begin, end):  # 
 
 
 @inner
+def _expand_unit(  # type: ignore[no-untyped-def]
+    out, out_at, out_step, sums, base, pair_rows, p, last, pool, b_rows, rows, first, rank, begin, end
+):
+    """out[out_at + row * out_step + n] += sums[base:] @ B for the pairs p to last and the columns n from begin to end.
+
+    The columns of B are those of the `rank` entries from `first` on.
+    """
+    per_unit = ROW_ALIGN // pool.itemsize
+    for r in range(rank):
+        b_rows[r] = np.int64(rows[first + r]) * per_unit
+    while p < last:
+        o0 = out_at + pair_rows[p] * out_step
+        if last - p >= 2:
+            o1 = out_at + pair_rows[p + 1] * out_step
+            _add_columns(out, (o0, o1), sums, (base, base + rank), pool, b_rows, rank, begin, end)
+            p, base = p + 2, base + 2 * rank
+        else:
+            _add_columns(out, (o0,), sums, (base,), pool, b_rows, rank, begin, end)
+            p, base = p + 1, base + rank
+
+
+@inner
 def _expand(  # type: ignore[no-untyped-def]
-    part, parts, out, out_step, sums, sums_at, pool, per_unit, ranks, first_row, rows, pair_rows, starts,
-    slots, layer, modules, offsets,
+    part, parts, out, out_step, sums, sums_at, pool, pool_f16, pool_bf16, form, forms, ranks, first_row, rows,
+    pair_rows, starts, slots, layer, modules, offsets,
 ):  # fmt: skip
     """out[row, columns] += sums[pair] @ B, for every `parts`-th unit of columns beginning with number `part`."""
     highest = 0
@@ -107,7 +152,7 @@ def _expand(  # type: ignore[no-untyped-def]
     b_rows = np.empty(highest, np.int64)
     unit = 0
     for i in range(modules.size):
-        size = offsets[i + 1] - offsets[i]
+        size, at = offsets[i + 1] - offsets[i], offsets[i]
         for begin in range(0, size, COLUMNS):
             unit += 1
             if (unit - 1) % parts != part:
@@ -118,32 +163,41 @@ def _expand(  # type: ignore[no-untyped-def]
                 rank = np.int64(ranks[slot, layer, module])
                 if rank == 0:
                     continue
-                first = np.int64(first_row[slot, layer, module]) + rank
-                for r in range(rank):
-                    b_rows[r] = np.int64(rows[first + r]) * per_unit
-                base = sums_at[g * modules.size + i]
-                p, last = np.int64(starts[g]), np.int64(starts[g + 1])
-                while p < last:
-                    s0, o0 = base + (p - starts[g]) * rank, pair_rows[p] * out_step + offsets[i]
-                    if last - p >= 2:
-                        o1 = pair_rows[p + 1] * out_step + offsets[i]
-                        _add_columns(out, (o0, o1), sums, (s0, s0 + rank), pool, b_rows, rank, begin, end)
-                        p += 2
-                    else:
-                        _add_columns(out, (o0,), sums, (s0,), pool, b_rows, rank, begin, end)
-                        p += 1
+                first, base = np.int64(first_row[slot, layer, module]) + rank, sums_at[g * modules.size + i]
+                p, last, held = (
+                    np.int64(starts[g]),
+                    np.int64(starts[g + 1]),
+                    forms[slot] if forms.size else form,
+                )
+                if held == F32:
+                    _expand_unit(
+                        out, at, out_step, sums, base, pair_rows, p, last, pool, b_rows, rows, first, rank, begin, end
+                    )  # fmt: skip
+                elif held == F16:
+                    _expand_unit(
+                        out, at, out_step, sums, base, pair_rows, p, last, pool_f16, b_rows, rows, first, rank,
+                        begin, end,
+                    )  # fmt: skip
+                else:
+                    _expand_unit(
+                        out, at, out_step, sums, base, pair_rows, p, last, pool_bf16, b_rows, rows, first, rank,
+                        begin, end,
+                    )  # fmt: skip
 
 
 @compiled
 def _add_lora(  # type: ignore[no-untyped-def]
-    words, out_address, out_step, x_address, k, num_rows, pool_address, kind, pool_size, per_unit, ranks_address,
+    words, out_address, out_step, x_address, k, num_rows, pool_address, pool_bytes, form, forms_address, ranks_address,
     first_row_address, scales_address, num_slots, num_layers, num_modules, rows_address, num_entries,
     pair_rows_address, pair_weights_address, num_pairs, starts_address, slots_address, num_segments, layer, modules,
     offsets,
 ):  # fmt: skip
-    real, integer = np.float32(0), np.int32(0)
+    real, integer, shape = np.float32(0), np.int32(0), (num_slots, num_layers, num_modules)
     out, x = array_at(out_address, real, (num_rows * out_step,)), array_at(x_address, real, (num_rows * k,))
-    pool, shape = array_at(pool_address, kind, (pool_size,)), (num_slots, num_layers, num_modules)
+    pool = array_at(pool_address, real, (pool_bytes // 4,))
+    pool_f16 = array_at(pool_address, KINDS_F16, (pool_bytes // 2,))
+    pool_bf16 = array_at(pool_address, KINDS_BF16, (pool_bytes // 2,))
+    forms = array_at(forms_address, integer, (num_slots if forms_address else 0,))
     ranks, first_row = array_at(ranks_address, integer, shape), array_at(first_row_address, integer, shape)
     scales, rows = array_at(scales_address, real, shape), array_at(rows_address, integer, (num_entries,))
     pair_rows = array_at(pair_rows_address, integer, (num_pairs,))
@@ -158,7 +212,7 @@ def _add_lora(  # type: ignore[no-untyped-def]
     share(
         words, parts, _shrink,
         (
-            sums, sums_at, x, pool, per_unit, ranks, first_row, scales, rows, pair_rows,
+            sums, sums_at, x, pool, pool_f16, pool_bf16, form, forms, ranks, first_row, scales, rows, pair_rows,
             pair_weights, starts, slots, layer, modules, k,
         ),
     )  # fmt: skip
@@ -168,8 +222,8 @@ def _add_lora(  # type: ignore[no-untyped-def]
     share(
         words, min(parts, units), _expand,
         (
-            out, out_step, sums, sums_at, pool, per_unit, ranks, first_row, rows, pair_rows, starts,
-            slots, layer, modules, offsets,
+            out, out_step, sums, sums_at, pool, pool_f16, pool_bf16, form, forms, ranks, first_row, rows, pair_rows,
+            starts, slots, layer, modules, offsets,
         ),
     )  # fmt: skip
 
@@ -199,11 +253,10 @@ def add_lora(
         out.copy_(target)
         return
     tables, values = lora.tables, dense(x)
-    itemsize = tables.dtype.itemsize
     num_slots, num_layers, num_modules = tables.ranks.shape
     launch(
         _add_lora, out.data_ptr(), out.shape[1], values.data_ptr(), x.shape[1], x.shape[0],
-        pool.memory.data_ptr(), KINDS[tables.dtype], pool.memory.numel() // itemsize, ROW_ALIGN // itemsize,
+        pool.memory.data_ptr(), pool.memory.numel(), ADAPTER_FORMS.index(tables.dtype), address(tables.forms),
         tables.ranks.data_ptr(), tables.first_row.data_ptr(), tables.scales.data_ptr(), num_slots,
         num_layers, num_modules, tables.rows.data_ptr(), tables.rows.shape[0], lora.pair_rows.data_ptr(),
         lora.pair_weights.data_ptr(), num_pairs, lora.starts.data_ptr(), lora.slots.data_ptr(),

@@ -9,9 +9,10 @@ from ..pool import KV_SMALLEST, SCALE_BYTES, Pool
 from .arrays import KINDS, address, array_at, dense, dense_rows
 from .compiled import compiled, inner
 from .exponential import exp
+from .products import dot
 from .recording import empty, launch
 from .team import share
-from .vector_ir import dots, load, store
+from .vector_ir import copy, load, rotate, store
 
 PART_VALUES = 16384
 """Values in one part of the work: about 5 microseconds of one core."""
@@ -20,15 +21,14 @@ PART_VALUES = 16384
 @inner
 def _norm_rows(part, parts, out, total, x, residual, weight, eps, size, rows):  # type: ignore[no-untyped-def]
     """out = norm(x), or with a residual: total = x + residual, out = norm(total)."""
-    square = np.empty(1, np.float32)
     for t in range(rows * part // parts, rows * (part + 1) // parts):
         here, row = t * size, x
         if residual.size:
             for i in range(here, here + size):
                 store(total, i, load(x, i) + load(residual, i))
             row = total
-        dots(square, (0,), row, (here,), row, (here,), size)
-        factor = np.float32(1.0) / np.sqrt(square[0] / np.float32(size) + eps)
+        square = dot(row, here, row, here, size)
+        factor = np.float32(1.0) / np.sqrt(square / np.float32(size) + eps)
         for i in range(size):
             store(out, here + i, load(row, here + i) * factor * load(weight, i))
 
@@ -63,16 +63,6 @@ def _silu_all(words, parts, out, x, size, rows):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _rotate(out, out_at, x, x_at, cos, sin, angle_at, half):  # type: ignore[no-untyped-def]
-    """One head: halves (a, b) -> (a * cos - b * sin, b * cos + a * sin)."""
-    for i in range(half):
-        a, b = load(x, x_at + i), load(x, x_at + half + i)
-        c, s = load(cos, angle_at + i), load(sin, angle_at + i)
-        store(out, out_at + i, a * c - b * s)
-        store(out, out_at + half + i, b * c + a * s)
-
-
-@inner
 def _rope_rows(  # type: ignore[no-untyped-def]
     part, parts, out, q, q_step, k, k_step, v, v_step, positions, cos, sin, pool, slots, num_heads, kv_heads,
     head_dim, block_size, block_step, layer_at, value_at, rows,
@@ -82,13 +72,12 @@ def _rope_rows(  # type: ignore[no-untyped-def]
         angle_at = positions[t] * half
         for h in range(num_heads):
             at = (t * num_heads + h) * head_dim
-            _rotate(out, at, q, t * q_step + h * head_dim, cos, sin, angle_at, half)
+            rotate(out, at, q, t * q_step + h * head_dim, cos, sin, angle_at, half)
         block, offset = slots[t] // block_size, slots[t] % block_size
         for h in range(kv_heads):
             place = block * block_step + layer_at + (h * block_size + offset) * head_dim
-            _rotate(pool, place, k, t * k_step + h * head_dim, cos, sin, angle_at, half)
-            for i in range(head_dim):
-                store(pool, place + value_at + i, load(v, t * v_step + h * head_dim + i))
+            rotate(pool, place, k, t * k_step + h * head_dim, cos, sin, angle_at, half)
+            copy(pool, place + value_at, v, t * v_step + h * head_dim, head_dim)
 
 
 @inner
@@ -120,12 +109,12 @@ def _rope_rows_int8(  # type: ignore[no-untyped-def]
         angle_at = positions[t] * half
         for h in range(num_heads):
             at = (t * num_heads + h) * head_dim
-            _rotate(out, at, q, t * q_step + h * head_dim, cos, sin, angle_at, half)
+            rotate(out, at, q, t * q_step + h * head_dim, cos, sin, angle_at, half)
         block, offset = slots[t] // block_size, slots[t] % block_size
         for h in range(kv_heads):
             layer, place = block * block_step + layer_at, h * block_size + offset
             key_scale = (layer + 2 * value_at) // SCALE_BYTES + place
-            _rotate(rotated, 0, k, t * k_step + h * head_dim, cos, sin, angle_at, half)
+            rotate(rotated, 0, k, t * k_step + h * head_dim, cos, sin, angle_at, half)
             at = layer + place * head_dim
             _quantise(codes, at, scales, key_scale, rotated, 0, head_dim)
             value_scale, from_v = key_scale + kv_heads * block_size, t * v_step + h * head_dim

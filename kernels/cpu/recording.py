@@ -9,6 +9,8 @@ counterpart of a CUDA graph. Decode steps of the demo base in INT8 take 10.8, 18
 
 from __future__ import annotations
 
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -19,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .team import TEAM
 
-CHUNK = 1 << 21
+CHUNK = 1 << 18
 """Float32 values that a workspace takes at a time."""
 ALIGN = 16
 """Values: where each output begins, a cache line."""
@@ -30,27 +32,44 @@ _recording: Recording | None = None
 class Workspace:
     """Memory that recordings share for what kernels write: replays come one after another.
 
-    So what one of them has written is good until the next one runs.
+    So what one of them has written is good until the next one runs. Within a recording memory is given again once
+    nothing refers to it: whoever reads it has run by then, in every replay too. So a step of thirty layers takes what
+    one of them needs, and finds it in the caches.
     """
 
     def __init__(self) -> None:
-        self._chunks: list[torch.Tensor] = []
-        self._chunk = self._used = 0
+        self._chunks: list[np.ndarray] = []
+        self.restart()
 
     def restart(self) -> None:
         """What is taken from now on lies where the recordings before have theirs."""
         self._chunk = self._used = 0
+        self._free: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        """By size: chunk and beginning of what was given back since."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(chunk.nbytes for chunk in self._chunks)
 
     def take(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """float32 of `shape`, apart from all that was taken since `restart`."""
+        """float32 of `shape`, apart from all that was taken since `restart` and is still referred to."""
         count = prod(shape)
-        while self._chunk < len(self._chunks) and self._used + count > len(self._chunks[self._chunk]):
+        size = -(-count // ALIGN) * ALIGN
+        free = self._free[size]
+        chunk, begin = free.pop() if free else self._new(size)
+        values = self._chunks[chunk][begin : begin + size]
+        weakref.finalize(
+            values, free.append, (chunk, begin)
+        ).atexit = False  # the tensor and its views hold `values`
+        return torch.from_numpy(values)[:count].view(shape)
+
+    def _new(self, size: int) -> tuple[int, int]:
+        while self._chunk < len(self._chunks) and self._used + size > len(self._chunks[self._chunk]):
             self._chunk, self._used = self._chunk + 1, 0
         if self._chunk == len(self._chunks):
-            self._chunks.append(torch.from_numpy(np.empty(max(CHUNK, count), np.float32)))
-        taken = self._chunks[self._chunk][self._used : self._used + count].view(shape)
-        self._used += -(-count // ALIGN) * ALIGN
-        return taken
+            self._chunks.append(np.empty(max(CHUNK, size), np.float32))
+        begin, self._used = self._used, self._used + size
+        return self._chunk, begin
 
 
 class Recording:
@@ -104,6 +123,11 @@ class _Watch(TorchDispatchMode):
     """Notices whatever torch itself computes: a replay would leave it out."""
 
     foreign = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is ever compiled by torch; else its compiler is imported: two seconds and 140 MB."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -30,68 +30,6 @@ _F32, _I8, _I16, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntTyp
 
 
 @intrinsic
-def dots(typingctx: Any, out: Any, out_rows: Any, x: Any, x_rows: Any, w: Any, w_rows: Any, k: Any) -> Any:
-    """out[out_rows[m] + n] = sum_k x[x_rows[m] + k] * w[w_rows[n] + k]
-
-    `out_rows` and `x_rows` are tuples of M offsets, `w_rows` of N: the lengths fix the tile, and M * N vectors of sums
-    stay in registers (16 of them on AVX2: M * N up to 12).
-    """
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        arrays = pointers(context, b, signature, args)
-        x_type, w_type = signature.args[2].dtype, signature.args[4].dtype
-        outs = [b.gep(arrays[0], [offset]) for offset in cgutils.unpack_tuple(b, args[1])]
-        xs = [b.gep(arrays[2], [offset]) for offset in cgutils.unpack_tuple(b, args[3])]
-        ws = [b.gep(arrays[4], [offset]) for offset in cgutils.unpack_tuple(b, args[5])]
-        operands = [*outs, *xs, *ws, args[6]]
-
-        def define(function: Any) -> None:
-            _define_dots(function, len(xs), len(ws), x_type, w_type)
-
-        call_tile(b, f"heddle.dots.{len(xs)}.{len(ws)}.{x_type}.{w_type}", operands, define)
-        return context.get_dummy_value()
-
-    return types.void(out, out_rows, x, x_rows, w, w_rows, k), generate
-
-
-def _define_dots(function: Any, rows: int, columns: int, x_type: Any, w_type: Any) -> None:
-    """The body of `dots` for one tile, taking pointers to its `rows` outputs and x rows and `columns` w rows."""
-    b = ir.IRBuilder(function.append_basic_block("entry"))
-    outs, xs = function.args[:rows], function.args[rows : 2 * rows]
-    ws, size = function.args[2 * rows : -1], function.args[-1]
-    whole = b.and_(size, size.type(-LANES))
-
-    def add_products(sums: list[Any], start: Any, stop: Any, lanes: int) -> None:
-        with cgutils.for_range_slice(b, start, stop, size.type(lanes), size.type) as (k, _):
-            if lanes == LANES:
-                ask_for_next(k)
-            values = [widened(b, w, k, w_type, lanes) for w in ws]
-            for m, x in enumerate(xs):
-                factor = widened(b, x, k, x_type, lanes)
-                for n, value in enumerate(values):
-                    slot = sums[m * columns + n]
-                    b.store(fused(b, factor, value, b.load(slot)), slot)
-
-    def ask_for_next(k: Any) -> None:
-        """Fetch what lies behind these w rows, most likely the next tile, while this one is worked on."""
-        step = columns * LANES  # elements of w per round
-        behind = b.gep(ws[-1], [b.add(size, b.mul(k, size.type(columns)))])
-        for line in range(0, step * w_type.bitwidth // 8, CACHE_LINE):
-            prefetch(b, b.gep(behind, [size.type(line * 8 // w_type.bitwidth)]))
-
-    lane_sums = [cgutils.alloca_once_value(b, splat(b, _F32(0.0))) for _ in range(rows * columns)]
-    add_products(lane_sums, size.type(0), whole, LANES)
-    sums = [
-        cgutils.alloca_once_value(b, value) for value in _tree_sums(b, [b.load(slot) for slot in lane_sums])
-    ]
-    add_products(sums, whole, size, 1)
-    for i, slot in enumerate(sums):
-        m, n = divmod(i, columns)
-        b.store(b.load(slot), b.gep(outs[m], [size.type(n)]))
-    b.ret_void()
-
-
-@intrinsic
 def add_weighted_rows(
     typingctx: Any,
     out: Any,
@@ -196,21 +134,67 @@ def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """array[index] = value, rounded to the nearest (ties to even) if the array is of 16 bits"""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        pointer = b.gep(pointers(context, b, signature, args)[0], [args[1]])
-        dtype, value = signature.args[0].dtype, args[2]
-        if dtype == FLOAT16:
-            value = b.bitcast(b.fptrunc(value, ir.HalfType()), _I16)
-        elif dtype == BFLOAT16:
-            bits = b.bitcast(value, _I32)
-            odd = b.and_(b.lshr(bits, _I32(16)), _I32(1))
-            rounded = b.add(bits, b.add(_I32(0x7FFF), odd))
-            quiet_nan = b.or_(bits, _I32(0x400000))
-            is_nan = b.fcmp_unordered("uno", value, value)
-            value = b.trunc(b.lshr(b.select(is_nan, quiet_nan, rounded), _I32(16)), _I16)
-        b.store(value, pointer)
+        pointer = pointers(context, b, signature, args)[0]
+        _narrowed(b, args[2], pointer, args[1], signature.args[0].dtype)
         return context.get_dummy_value()
 
     return types.void(array, index, types.float32), generate
+
+
+@intrinsic
+def rotate(
+    typingctx: Any,
+    out: Any,
+    out_at: Any,
+    x: Any,
+    x_at: Any,
+    cos: Any,
+    sin: Any,
+    angle_at: Any,
+    half: Any,
+) -> Any:
+    """The halves (a, b) of x[x_at : x_at + 2 * half] -> (a * cos - b * sin, b * cos + a * sin), to out[out_at:].
+
+    Angles are cos[angle_at:] and sin[angle_at:]. `out` is none of the others.
+    """
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        arrays = pointers(context, b, signature, args)
+        out, x, cos, sin = (arrays[i] for i in (0, 2, 4, 5))
+        out_at, x_at, angle_at, half = (args[i] for i in (1, 3, 6, 7))
+        out_type, x_type = signature.args[0].dtype, signature.args[2].dtype
+        whole = b.and_(half, half.type(-LANES))
+        for first, last, lanes in ((half.type(0), whole, LANES), (whole, half, 1)):
+            with cgutils.for_range_slice(b, first, last, half.type(lanes), half.type) as (i, _):
+                c, s = (widened(b, angles, b.add(angle_at, i), types.float32, lanes) for angles in (cos, sin))
+                low, high = i, b.add(half, i)
+                left, right = (widened(b, x, b.add(x_at, place), x_type, lanes) for place in (low, high))
+                for place, value in (
+                    (low, b.fsub(b.fmul(left, c), b.fmul(right, s))),
+                    (high, b.fadd(b.fmul(right, c), b.fmul(left, s))),
+                ):
+                    _narrowed(b, value, out, b.add(out_at, place), out_type)
+        return context.get_dummy_value()
+
+    return types.void(out, out_at, x, x_at, cos, sin, angle_at, half), generate
+
+
+@intrinsic
+def copy(typingctx: Any, out: Any, out_at: Any, x: Any, x_at: Any, count: Any) -> Any:
+    """out[out_at + i] = x[x_at + i] for i < count, rounded as by `store`. `out` is not x."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        out, _, x, _, _ = pointers(context, b, signature, args)
+        _, out_at, _, x_at, count = args
+        out_type, x_type = signature.args[0].dtype, signature.args[2].dtype
+        whole = b.and_(count, count.type(-LANES))
+        for first, last, lanes in ((count.type(0), whole, LANES), (whole, count, 1)):
+            with cgutils.for_range_slice(b, first, last, count.type(lanes), count.type) as (i, _):
+                value = widened(b, x, b.add(x_at, i), x_type, lanes)
+                _narrowed(b, value, out, b.add(out_at, i), out_type)
+        return context.get_dummy_value()
+
+    return types.void(out, out_at, x, x_at, count), generate
 
 
 @intrinsic
@@ -249,7 +233,7 @@ def _reduction(start: float, combine: Any) -> Any:
             return b.load(slot)
 
         lanes = run(count.type(0), whole, splat(b, _F32(start)), LANES)
-        return run(whole, count, _tree(b, lanes, lambda left, right: combine(b, left, right)), 1)
+        return run(whole, count, tree(b, lanes, lambda left, right: combine(b, left, right)), 1)
 
     return generate
 
@@ -283,6 +267,31 @@ def widened(b: Any, pointer: Any, offset: Any, dtype: Any, lanes: int) -> Any:
     return b.bitcast(b.shl(b.zext(read(_I16, 2), shaped(_I32)), sixteen), shaped(_F32))
 
 
+def _narrowed(b: Any, value: Any, pointer: Any, offset: Any, dtype: Any) -> None:
+    """Store float32, one or a vector, at `pointer` + offset: the counterpart of `widened`."""
+
+    def bits(count: int) -> Any:
+        element = ir.IntType(count)
+        return element if value.type == _F32 else ir.VectorType(element, value.type.count)
+
+    def constant(number: int) -> Any:
+        kind = bits(32)
+        return ir.Constant(kind, number if kind == _I32 else [number] * kind.count)
+
+    if dtype == FLOAT16:
+        half = ir.HalfType() if value.type == _F32 else ir.VectorType(ir.HalfType(), value.type.count)
+        value = b.bitcast(b.fptrunc(value, half), bits(16))
+    elif dtype == BFLOAT16:
+        whole = b.bitcast(value, bits(32))
+        odd = b.and_(b.lshr(whole, constant(16)), constant(1))
+        rounded = b.add(whole, b.add(constant(0x7FFF), odd))
+        quiet_nan = b.or_(whole, constant(0x400000))
+        is_nan = b.fcmp_unordered("uno", value, value)
+        value = b.trunc(b.lshr(b.select(is_nan, quiet_nan, rounded), constant(16)), bits(16))
+    place = b.bitcast(b.gep(pointer, [offset]), value.type.as_pointer())
+    b.store(value, place, align=dtype.bitwidth // 8)
+
+
 def splat(b: Any, value: Any, lanes: int = LANES) -> Any:
     """A vector with `value` in all lanes."""
     kind = ir.VectorType(value.type, lanes)
@@ -293,7 +302,7 @@ def splat(b: Any, value: Any, lanes: int = LANES) -> Any:
     return b.shuffle_vector(first, vector, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
 
 
-def _tree(b: Any, vector: Any, combine: Any) -> Any:
+def tree(b: Any, vector: Any, combine: Any) -> Any:
     """Lanes combined as (first half, second half) until one is left."""
     width = LANES
     while width > 1:
@@ -303,40 +312,6 @@ def _tree(b: Any, vector: Any, combine: Any) -> Any:
         high = ir.Constant(ir.VectorType(_I32, width), list(range(width, 2 * width)))
         vector = combine(b.shuffle_vector(vector, undefined, low), b.shuffle_vector(vector, undefined, high))
     return b.extract_element(vector, _I32(0))
-
-
-def _tree_sums(b: Any, vectors: list[Any]) -> list[Any]:
-    """The sum of each vector's lanes in the order of `_tree`, four vectors in one go."""
-    sums = []
-    for i in range(0, len(vectors), 4):
-        four = vectors[i : i + 4]
-        if len(four) < 4:
-            sums += [_tree(b, vector, b.fadd) for vector in four]
-            continue
-        while len(four) > 1:  # two vectors of m parts each -> one of 2 m parts, each half as wide
-            width = LANES // (4 // len(four)) // 2
-            four = [
-                _add_halves(b, left, right, width) for left, right in zip(four[::2], four[1::2], strict=True)
-            ]
-        undefined = ir.Constant(four[0].type, ir.Undefined)
-        even, odd = (ir.Constant(ir.VectorType(_I32, 4), list(range(start, LANES, 2))) for start in (0, 1))
-        pair_sums = b.fadd(
-            b.shuffle_vector(four[0], undefined, even), b.shuffle_vector(four[0], undefined, odd)
-        )
-        sums += [b.extract_element(pair_sums, _I32(lane)) for lane in range(4)]
-    return sums
-
-
-def _add_halves(b: Any, left: Any, right: Any, width: int) -> Any:
-    """First half plus second half of every part of 2 * `width` lanes in two vectors, side by side."""
-    parts = range(0, 2 * LANES, 2 * width)
-    low = [start + lane for start in parts for lane in range(width)]
-    high = [lane + width for lane in low]
-    index = ir.VectorType(_I32, LANES)
-    return b.fadd(
-        b.shuffle_vector(left, right, ir.Constant(index, low)),
-        b.shuffle_vector(left, right, ir.Constant(index, high)),
-    )
 
 
 def fused(b: Any, x: Any, y: Any, z: Any) -> Any:

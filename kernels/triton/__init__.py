@@ -5,7 +5,7 @@ Not run on a GPU yet: the kernels are tested under Triton's interpreter and comp
 
 from __future__ import annotations
 
-from ..reference import hold, hold_packed
+from ..reference import hold, hold_packed, room
 from . import lora, tiles
 from .attention import paged_attention
 from .elementwise import add_rms_norm, embedding, rms_norm, rope_and_write_kv, silu_mul
@@ -14,11 +14,13 @@ from .linears import linear, linear_int8, linear_invariant, linear_w4
 from .lora import add_lora
 
 ROWS_INVARIANT = True
+READS_ANY_FORM = False
 BUILT_FOR_ROWS = (*(tile.rows for tile in tiles.FEW), lora.FEW_PAIRS + 1)
 """Numbers of rows of which each reaches kernels that the others do not."""
 
 __all__ = [
     "BUILT_FOR_ROWS",
+    "READS_ANY_FORM",
     "ROWS_INVARIANT",
     "add_lora",
     "add_rms_norm",
@@ -32,6 +34,7 @@ __all__ = [
     "linear_w8a8",
     "paged_attention",
     "rms_norm",
+    "room",
     "rope_and_write_kv",
     "silu_mul",
 ]

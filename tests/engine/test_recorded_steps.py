@@ -129,3 +129,39 @@ def test_a_workspace_grows_and_never_gives_the_same_memory_twice() -> None:
             tensor.fill_(number)
         assert all((tensor == number).all() for number, tensor in enumerate(taken))
         assert [tensor.shape[0] for tensor in taken] == [3, 1 << 20, 1 << 21, 0, 1 << 22, 7]
+
+
+def test_a_workspace_gives_again_what_nothing_refers_to() -> None:
+    """A view refers to it as well; after a restart what was taken before counts for nothing."""
+    workspace = Workspace()
+    first = workspace.take((3, 5))
+    place, view = first.data_ptr(), first[1:, 2:]
+    del first
+    assert workspace.take((3, 5)).data_ptr() != place
+    del view
+    again = workspace.take((5, 3))
+    assert again.data_ptr() == place
+    workspace.restart()
+    second = workspace.take((3, 5))
+    assert second.data_ptr() == place
+    del again
+    assert workspace.take((3, 5)).data_ptr() != place
+
+
+def test_a_recorded_chain_of_layers_takes_the_memory_of_one_and_computes_the_same() -> None:
+    workspace, x = Workspace(), torch.randn(1024, 256)
+    weights = [cpu.hold(torch.randn(256, 256) / 16) for _ in range(2)]
+
+    def layers() -> torch.Tensor:
+        hidden = x
+        for number in range(8):
+            hidden = cpu.linear(hidden, weights[number % 2], None)
+        return hidden
+
+    recording = record(layers, workspace)
+    assert recording is not None
+    assert len(recording.calls) == 8
+    assert workspace.nbytes == 2 * x.nbytes
+    x.copy_(torch.randn(1024, 256))
+    recording.replay()
+    assert torch.equal(recording.output, layers())

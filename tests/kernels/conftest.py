@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from heddle.kernels import cpu, reference, triton
-from heddle.kernels.ops import AdapterTables, AttentionBatch, LoraBatch, Ops
+from heddle.kernels.ops import ADAPTER_FORMS, AdapterTables, AttentionBatch, LoraBatch, Ops
 from heddle.kernels.pool import ROW_ALIGN, Pool, PoolLayout
 
 from . import interpreted
@@ -203,9 +203,11 @@ def _lora_case(
     shapes: dict[int, tuple[int, int]],
     *,
     dtype: torch.dtype = torch.float32,
+    dtypes: list[torch.dtype] | None = None,
     pair_weights: Callable[[int], float] = lambda pair: 1.0,
 ) -> LoraCase:
-    """`segments`: (slot, its rows); `ranks[slot]`: module -> rank; `shapes`: module -> (N, K)."""
+    """`segments`: (slot, its rows); `ranks[slot]`: module -> rank; `shapes`: module -> (N, K); `dtypes`: of each slot's
+    A and B, where they differ."""
     layer, num_layers = 1, 2
     layout = PoolLayout(num_layers, 2, 64, 16, torch.float32)  # pages of 32 KiB
     total = sum(
@@ -225,7 +227,8 @@ def _lora_case(
         weights.append({})
         for module, rank in adapter.items():
             n, k = shapes[module]
-            a, b = (torch.randn(rank, k) / 4).to(dtype), (torch.randn(n, rank) / 4).to(dtype)
+            own = dtype if dtypes is None else dtypes[slot]
+            a, b = (torch.randn(rank, k) / 4).to(own), (torch.randn(n, rank) / 4).to(own)
             scale = 0.25 * (slot + 1) + 0.125 * module
             rank_table[slot, layer, module], first_row[slot, layer, module] = rank, len(rows)
             scales[slot, layer, module] = scale
@@ -234,8 +237,14 @@ def _lora_case(
     pairs = [(row, slot) for slot, members in segments for row in members]
     weighted = [(row, slot, pair_weights(i)) for i, (row, slot) in enumerate(pairs)]
     starts = torch.tensor([0, *(len(m) for _, m in segments)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    forms = None
+    if dtypes is not None:  # of the slot that nobody has, none at all
+        indices = [*(ADAPTER_FORMS.index(own) for own in dtypes), 99]
+        forms = torch.tensor(indices, dtype=torch.int32)
     lora = LoraBatch(
-        tables=AdapterTables(rank_table, first_row, scales, torch.tensor(rows, dtype=torch.int32), dtype),
+        tables=AdapterTables(
+            rank_table, first_row, scales, torch.tensor(rows, dtype=torch.int32), dtype, forms=forms
+        ),
         pair_rows=torch.tensor([row for row, _ in pairs], dtype=torch.int32),
         pair_weights=torch.tensor([weight for _, _, weight in weighted], dtype=torch.float32),
         starts=starts,

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from heddle.kernels.cpu.compiled import sources_digest
-
 SCRIPT = """
 import torch
 from heddle.kernels import cpu
@@ -42,16 +40,3 @@ def test_without_a_writable_folder_kernels_still_run(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert run(blocked) == (1.4621171951293945, 0)
-
-
-def test_a_changed_source_is_another_cache(tmp_path: Path) -> None:
-    """Also when only a file changed that others call into."""
-    (tmp_path / "a.py").write_text("x = 1\n")
-    (tmp_path / "b.py").write_text("y = 1\n")
-    before = sources_digest(tmp_path)
-    assert sources_digest(tmp_path) == before
-    (tmp_path / "b.py").write_text("y = 2\n")
-    changed = sources_digest(tmp_path)
-    assert changed != before
-    (tmp_path / "b.py").rename(tmp_path / "c.py")
-    assert sources_digest(tmp_path) != changed

@@ -52,6 +52,19 @@ def test_any_rank_and_adapter_dtype(
     check(run(ops, case, out, x), case.expected(out, x, MODULES, OFFSETS))
 
 
+@pytest.mark.parametrize("implementation", [reference, cpu])
+@pytest.mark.parametrize("rank", [1, 5, 16])
+def test_adapters_of_different_dtypes_in_one_batch(
+    implementation: Ops, lora_case: Case, check: Check, rank: int
+) -> None:
+    assert implementation.READS_ANY_FORM
+    dtypes = [torch.float16, torch.float32, torch.bfloat16]
+    segments = [(1, [0, 5]), (0, [1, 4, 2]), (2, [3]), (0, [0])]
+    case = lora_case(segments, [everywhere(rank), everywhere(3), everywhere(8)], SHAPES, dtypes=dtypes)
+    out, x = inputs(7)
+    check(run(implementation, case, out, x), case.expected(out, x, MODULES, OFFSETS))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_activations(ops: Ops, lora_case: Case, check: Check, dtype: torch.dtype) -> None:
     case = lora_case([(0, [0, 2])], [everywhere(4)], SHAPES, dtype=dtype)
