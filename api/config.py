@@ -54,6 +54,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     def base_name(self) -> str:
         return self.served_model_name or Path(self.engine.model).name
 
+    @property
+    def engine_settings(self) -> EngineConfig:
+        """What the engine process is started with: it logs as the server does."""
+        return msgspec.structs.replace(self.engine, log_level=self.log_level)
+
     def problem(self) -> str | None:
         """Why a server must not start like this; None where it may."""
         if not is_loopback(self.host) and self.admin_key is None and not self.allow_anonymous:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -47,10 +49,62 @@ START_ERRORS = (
 """What keeps a server from starting and is for the user to mend."""
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What is there before the engine is."""
+
+    model: ModelConfig
+    tokenizer: Tokenizer
+    store: AdapterStore
+    adapters: AdapterService
+
+
 async def load(
     config: ServerConfig, engine: EngineClient, metrics: Metrics, workers: Workers, stack: AsyncExitStack
 ) -> Services:
-    """Start `engine` and all that needs it; what is opened is closed with `stack`. Raises `START_ERRORS`."""
+    """Start `engine`, and meanwhile open all else; what is opened is closed with `stack`. Raises `START_ERRORS`."""
+    starting = asyncio.create_task(engine.start())
+    try:
+        opened = await _open(config, engine, workers, stack)
+    except BaseException:
+        starting.cancel()  # which ends the engine
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
+    stack.push_async_callback(engine.close)
+    ready = await starting
+    report(ready)
+    model, tokenizer, store, adapters = opened.model, opened.tokenizer, opened.store, opened.adapters
+    tenants = TenantService(TenantStore(store.database), engine, adapters, workers)
+    stack.push_async_callback(tenants.close)
+    await tenants.start()
+    await adapters.start()
+    metrics.watch_engine(engine)
+    prompts = Prompts(tokenizer, model.vocab_size, ready.max_model_len, workers)
+    usage, directory = UsageService(store, workers), tenants.directory
+    adapters.quota_of = lambda caller: directory.of_caller(caller).limits.quota
+    adapters.share_pins(directory.part)
+    checker = GrammarChecker(Path(config.engine.model), model.vocab_size, model.eos_token_ids)
+    stack.push_async_callback(checker.close)
+    accounts = Accounts(directory, Limiter(), usage, metrics)
+    generation = Generation(
+        tokenizer=tokenizer,
+        prompts=prompts,
+        engine=engine,
+        adapters=adapters,
+        accounts=accounts,
+        guidance=GuidanceService(tokenizer, checker, workers),
+        base_name=config.base_name,
+        vocab_size=model.vocab_size,
+        eos_token_ids=frozenset(model.eos_token_ids),
+        max_model_len=ready.max_model_len,
+        workers=workers,
+    )
+    return Services(adapters, generation, prompts, engine, tenants, accounts, usage, created=int(time.time()))
+
+
+async def _open(
+    config: ServerConfig, engine: EngineClient, workers: Workers, stack: AsyncExitStack
+) -> _Opened:
     folder = Path(config.engine.model)
     model = await workers.files(ModelConfig.load, folder)
     tokenizer = await workers.files(Tokenizer.load, folder)
@@ -68,33 +122,7 @@ async def load(
     adapters = AdapterService(config, base, store, engine, workers)
     stack.push_async_callback(adapters.close)
     await adapters.refuse_name_of_base()
-    stack.push_async_callback(engine.close)
-    ready = await engine.start()
-    report(ready)
-    tenants = TenantService(TenantStore(store.database), engine, adapters, workers)
-    stack.push_async_callback(tenants.close)
-    await tenants.start()
-    await adapters.start()
-    metrics.watch_engine(engine)
-    prompts = Prompts(tokenizer, model.vocab_size, ready.max_model_len, workers)
-    usage, directory = UsageService(store, workers), tenants.directory
-    adapters.quota_of = lambda caller: directory.of_caller(caller).limits.quota
-    checker = GrammarChecker(folder, model.vocab_size, model.eos_token_ids)
-    stack.push_async_callback(checker.close)
-    generation = Generation(
-        tokenizer=tokenizer,
-        prompts=prompts,
-        engine=engine,
-        adapters=adapters,
-        accounts=Accounts(directory, Limiter(), usage, metrics),
-        guidance=GuidanceService(tokenizer, checker, workers),
-        base_name=config.base_name,
-        vocab_size=model.vocab_size,
-        eos_token_ids=frozenset(model.eos_token_ids),
-        max_model_len=ready.max_model_len,
-        workers=workers,
-    )
-    return Services(adapters, generation, prompts, engine, tenants, usage, created=int(time.time()))
+    return _Opened(model, tokenizer, store, adapters)
 
 
 def report(ready: Ready) -> None:

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-import msgspec
 import structlog
 import uvicorn
 import uvloop
 
 from ..core.client import EngineClient
+from ..core.engine.launch import LaunchedEngine
 from ..core.messages import Progress, Ready
 from . import garbage, logs, loop_lag
 from .app import create_app
@@ -46,12 +46,14 @@ def run(
     on_progress: OnProgress | None = None,
     on_loaded: OnLoaded | None = None,
     on_ready: OnReady | None = None,
+    launched: LaunchedEngine | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status.
 
     0: ended as told; 1: the address is taken; 2: these settings cannot be served, and the reason is on
     stderr. `on_progress` (what, done, total) hears of the base being loaded; `on_loaded` gets what the engine
-    says of it; `on_ready` the settings and the server's URL after `ready` was printed.
+    says of it; `on_ready` the settings and the server's URL after `ready` was printed. `launched`: the engine, where
+    it was started with these settings before.
     """
     if reason := config.problem():
         return _fail(reason, 2)
@@ -62,7 +64,7 @@ def run(
     except OSError as error:
         return _fail(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}", 1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, listener, on_progress, on_loaded, on_ready))
+        return runner.run(_serve(config, listener, on_progress, on_loaded, on_ready, launched))
 
 
 async def _serve(
@@ -71,6 +73,7 @@ async def _serve(
     on_progress: OnProgress | None,
     on_loaded: OnLoaded | None,
     on_ready: OnReady | None,
+    launched: LaunchedEngine | None,
 ) -> int:
     state, workers = ServerState(config), Workers()
     http = HttpServer(state)
@@ -85,8 +88,9 @@ async def _serve(
             if (tracing := from_environment()) is not None:
                 state.tracing = tracing
                 stack.push_async_callback(workers.files, tracing.close)
-            settings = msgspec.structs.replace(config.engine, log_level=config.log_level)
-            engine = EngineClient(settings, _reporter(on_progress))
+            engine = EngineClient(config.engine_settings, _reporter(on_progress))
+            if launched is not None:
+                engine.adopt(launched)
             loading = asyncio.create_task(load(config, engine, state.metrics, workers, stack))
             await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():

@@ -12,6 +12,7 @@ import msgspec
 import rich_click as click
 from click.exceptions import Exit
 
+from ...core.engine.launch import LaunchedEngine, launch
 from ...core.messages import Ready
 from ..config import ServerConfig
 from .failure import REFUSED, USAGE, fail
@@ -82,7 +83,25 @@ def _run(
     then: Callable[[ServerConfig, str], None] | None = None,
 ) -> NoReturn:
     """Serve the base in `folder`; `then` is told the settings and the address once it answers."""
-    from ..server import run
+    config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, model=str(folder)))
+    try:
+        launched = launch(config.engine_settings)
+    except OSError as error:
+        fail(f"the engine process cannot be started: {error}", USAGE)
+    try:
+        raise Exit(_serve(config, bars, then, launched))
+    finally:
+        launched.kill()
+
+
+def _serve(
+    config: ServerConfig,
+    bars: ProgressBars,
+    then: Callable[[ServerConfig, str], None] | None,
+    launched: LaunchedEngine,
+) -> int:
+    """The server's exit status."""
+    from ..server import run  # takes as long to import as the engine takes to import torch, at the same time
 
     def on_loaded(ready: Ready) -> None:
         bars.stop()
@@ -92,8 +111,7 @@ def _run(
         if then is not None:
             then(config, url)
 
-    config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, model=str(folder)))
-    raise Exit(run(config, on_progress=bars, on_loaded=on_loaded, on_ready=on_ready))
+    return run(config, on_progress=bars, on_loaded=on_loaded, on_ready=on_ready, launched=launched)
 
 
 def base_name(model: str) -> str:

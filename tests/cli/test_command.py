@@ -57,6 +57,25 @@ def test_version(heddle):
     assert package.__version__ in result.stdout
 
 
+def test_the_package_itself_is_the_command():
+    import heddle as package
+
+    for args, words in ((["--version"], package.__version__), (["keys", "--help"], "keys")):
+        done = subprocess.run(
+            [sys.executable, "-m", "heddle", *args],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert words in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "heddle", "frobnicate"], cwd="/", capture_output=True, check=False
+    )
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize("args", [["frobnicate"], ["adapters", "frobnicate"], ["adapters", "show"]])
 def test_what_is_no_command_is_status_2(heddle, args):
     assert heddle(*args).exit_code == 2

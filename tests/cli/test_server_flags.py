@@ -17,13 +17,27 @@ from heddle.core.config import EngineConfig
 
 
 class Started:
-    """Stands in for the server: remembers the settings it was to run with."""
+    """Stands in for the server and for its engine's process: remembers the settings they were to run with."""
 
     def __init__(self) -> None:
         self.status = 0
         self.config: ServerConfig | None = None
+        self.launched: EngineConfig | None = None
+        self.killed = False
 
-    def run(self, config: ServerConfig, on_progress: Any, on_loaded: Any, on_ready: Any) -> int:
+    def launch(self, config: EngineConfig) -> Started:
+        self.launched, self.killed = config, False
+        return self
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def run(
+        self, config: ServerConfig, on_progress: Any, on_loaded: Any, on_ready: Any, launched: Started
+    ) -> int:
+        assert launched is self
+        assert self.launched == config.engine_settings, "the engine is started with what the server asks for"
+        assert not self.killed
         self.config = config
         on_progress("loading", 1, 2)
         print("ready", flush=True)
@@ -35,6 +49,7 @@ class Started:
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     server = Started()
     monkeypatch.setitem(sys.modules, "heddle.api.server", SimpleNamespace(run=server.run))
+    monkeypatch.setattr(sys.modules["heddle.api.cli.serve"], "launch", server.launch)
     return server
 
 
@@ -44,6 +59,12 @@ def model(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     return folder
+
+
+def test_the_engine_is_launched_before_the_server_is_imported_and_gone_after_it(heddle, started, model):
+    assert heddle("serve", str(model), "--log-level", "debug").exit_code == 0
+    assert started.launched == EngineConfig(model=str(model), log_level="debug")
+    assert started.killed
 
 
 def test_without_flags_every_setting_has_its_default(heddle, started, model):

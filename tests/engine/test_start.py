@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,26 @@ def test_a_block_too_small_for_an_adapters_row_is_refused(base: Path, tmp_path: 
 def test_cuda_without_a_device_is_refused(base: Path) -> None:
     with pytest.raises(EngineStartError, match="no CUDA device"):
         Engine(EngineConfig(model=str(base), device="cuda"))
+
+
+COMPILERS = "torch._dynamo", "torch._inductor", "sympy", "triton", "transformers"
+DECODE = """
+import sys
+from heddle import LLM, SamplingParams
+
+with LLM(sys.argv[1], pool_memory=1 << 20, quantization="int8") as llm:
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+    assert llm._engine._runner.graphs._graphs, "decode steps were recorded"
+print(sorted(set(sys.argv[2:]) & set(sys.modules)))
+"""
+
+
+def test_an_engine_on_a_cpu_imports_no_compiler_that_it_does_not_use(base: Path) -> None:
+    """They cost two seconds at the first decode step, and a third of the engine's memory."""
+    command = [sys.executable, "-c", DECODE, str(base), *COMPILERS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
 
 
 def test_a_pool_smaller_than_the_context_is_allowed(start: Start) -> None:
