@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 
 import msgspec
@@ -35,6 +37,9 @@ RETRY_AFTER = {"rate_limit_exceeded": 1, "overloaded": 1, "shutting_down": 5, "a
 
 LONGEST_MESSAGE = 4000
 """Characters."""
+
+SEARCHED_BYTES = 100_000
+"""Of a body that is not JSON: in a longer one nobody looks for the field that is to blame."""
 
 _PATH = re.compile(r" - at `\$\.?([A-Za-z0-9_]*)")
 _MISSING = re.compile(r"^Object missing required field `([^`]+)`")
@@ -88,6 +93,35 @@ def wrong_value(error: msgspec.ValidationError) -> ApiError:
     """A request's field has the wrong type or is missing; `param` names the outermost one."""
     found = _PATH.search(str(error)) or _MISSING.search(str(error))
     return invalid(str(error), (found and found[1]) or None)
+
+
+def no_json(error: msgspec.DecodeError, body: bytes) -> ApiError:
+    """A body that is not JSON. Where that is for a number that no float holds, `param` names its outermost field."""
+    message = f"the body is not valid JSON: {error}"
+    return invalid(message, _with_unheld_number(body) if len(body) <= SEARCHED_BYTES else None)
+
+
+def _with_unheld_number(body: bytes) -> str | None:
+    try:
+        found = json.loads(body, parse_int=float, parse_float=float)
+    except (ValueError, RecursionError):
+        return None
+    fields = found.items() if isinstance(found, dict) else ()
+    return next((name for name, value in fields if not _is_finite(value)), None)
+
+
+def _is_finite(value: object) -> bool:
+    """All the numbers in it."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, float) and not math.isfinite(one):
+            return False
+    return True
 
 
 def error_type(status: int) -> str:

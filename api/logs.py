@@ -6,10 +6,9 @@ from typing import Any
 
 import structlog
 
-from ..core.logs import configure
+from ..core import logs
+from .http import calls
 from .http.calls import Call
-
-__all__ = ["configure", "log_call"]
 
 logger = structlog.get_logger(__name__)
 
@@ -17,9 +16,19 @@ PATH_CHARACTERS = 512
 """Of a path, at most."""
 
 
+def configure(level: str) -> None:
+    """Set up the logging of this process. What is logged for a call has its request's id."""
+    logs.configure(level, _of_call)
+
+
+def _of_call() -> dict[str, Any]:
+    call = calls.current()
+    return {} if call is None else {"request_id": call.request_id}
+
+
 def log_call(call: Call, *, quiet: bool) -> None:
     """The line of a call that is over; `quiet`: at level debug."""
-    structlog.contextvars.bind_contextvars(request_id=call.request_id)
+    calls.begin(call)
     fields: dict[str, Any] = {
         "method": call.method,
         "path": call.path[:PATH_CHARACTERS],

@@ -17,6 +17,7 @@ from .generation.service import Generation
 from .http.calls import Call
 from .http.connection import AnyRequest
 from .metrics import Metrics
+from .tenants.accounts import Accounts
 from .tenants.auth import Authenticator
 from .tenants.service import TenantService
 from .tenants.usage import UsageService
@@ -39,6 +40,7 @@ class Services:
     prompts: Prompts
     engine: EngineClient
     tenants: TenantService
+    accounts: Accounts
     usage: UsageService
     created: int
     """Unix time of the start: the base's `created`."""

@@ -1,6 +1,6 @@
 """For how long the API's event loop is kept from its work under loads that are known to be heavy.
 
-    python bench/loop_lag.py [--only NAME …] [--adapters 1000] [--upload 500000000]
+    python bench/loop_lag.py [--only NAME …] [--adapters 1000] [--upload 500000000] [--switch SECONDS]
 
 The API process runs on a stub of the engine (`stub_server.py`); 64 streams of it run all the time, a token every
 10 ms, and the load comes on top. A timer in its loop should be on time every 5 ms: `worst` is by how much it was not,
@@ -54,6 +54,10 @@ async def watch(observe):
             os.write(file, b"%.4f %.4f %.4f %.4f\\n" % cells)
 
 loop_lag.watch = watch
+"""
+SWITCH = """
+from heddle.api import server
+server.SWITCH_SECONDS = {seconds}
 """
 
 Work = Callable[["Bench"], Awaitable[None]]
@@ -219,10 +223,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="loads with one of these words in their name")
     parser.add_argument("--adapters", type=int, default=1000, help="registered before")
     parser.add_argument("--upload", type=int, default=500_000_000, help="bytes")
+    parser.add_argument(
+        "--switch", type=float, help="the interpreter's switch interval, in place of the server's"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "lags"
         extra = WATCH.format(path=str(log), tick=TICK)
+        if options.switch is not None:
+            extra += SWITCH.format(seconds=options.switch)
         with served(0.01, adapters=options.adapters, extra=extra) as (server, sources):
             if not options.only or any(part in "an upload of 500 MB" for part in options.only):
                 make_large_adapter(sources / "large", options.upload)

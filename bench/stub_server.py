@@ -24,15 +24,19 @@ SCRIPT = """
 import socket, subprocess, sys
 import msgspec
 from heddle.api.server import ServerConfig, run
-from heddle.core.engine import child
+from heddle.core import client
+from heddle.core.engine.launch import LaunchedEngine
+from heddle.core.messages import frame
 
-def start_stub():
+def launch_stub(config):
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-P", sys.argv[2], str(theirs.fileno()), sys.argv[3]]
     with theirs:
-        return subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL), ours
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    ours.sendall(frame(config))
+    return LaunchedEngine(process, ours)
 
-child._start_process = start_stub
+client.launch = launch_stub
 exec(sys.argv[4])
 config = msgspec.json.decode(sys.argv[1], type=ServerConfig, dec_hook=lambda kind, value: kind(value))
 sys.exit(run(config))

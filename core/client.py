@@ -16,6 +16,7 @@ from typing import Literal
 
 from .config import EngineConfig
 from .engine.child import END_SECONDS, EngineChild
+from .engine.launch import LaunchedEngine, launch
 from .errors import EngineFailure, EngineStartError
 from .memory import MemoryReport
 from .messages import (
@@ -67,6 +68,7 @@ class EngineClient:
         """Of every known adapter, by digest, as the engine last reported it."""
         self.restarts = 0
         self._on_progress = on_progress
+        self._launched: LaunchedEngine | None = None
         self._child: EngineChild | None = None
         self._known: dict[str, KnowAdapter] = {}
         self._tenants: dict[str, TenantShare] = {}
@@ -77,6 +79,10 @@ class EngineClient:
         self._supervisor: asyncio.Task[None] | None = None
 
     # ---------------------------------------------------------------- life
+
+    def adopt(self, launched: LaunchedEngine) -> None:
+        """Before `start`: its first process, launched already with the same settings."""
+        self._launched = launched
 
     async def start(self) -> Ready:
         """Start the engine and wait until it serves. Raises `EngineStartError` where it cannot."""
@@ -277,26 +283,34 @@ class EngineClient:
 
     async def _run_child(self, first: asyncio.Future[Ready]) -> str:
         """One process from spawn to reaped; why it ended, in words for the user."""
-        try:
-            child = await EngineChild.spawn(self.config)
-        except OSError as error:
-            return f"the engine process cannot be started: {error}"
-        self._child = child
         failure: str | None = None
-        try:
-            async for event in child.events():
-                if isinstance(event, Ready):
-                    shares = [SetTenant(share) for share in self._tenants.values()]
-                    known: list[Command] = [*self._known.values(), *shares]
-                    if known:
-                        child.send(known)
-                    self.ready = event
+
+        def hear(event: Event) -> None:
+            nonlocal failure
+            match event:
+                case Outputs():
+                    self._take(event)
+                case Ready():
+                    self._introduce(event)
                     if not first.done():
                         first.set_result(event)
-                elif isinstance(event, Failed):
+                case Failed():
                     failure = event.message
-                else:
-                    self._receive(event)
+                case Reply():
+                    if (future := self._calls.get(event.call)) is not None and not future.done():
+                        future.set_result(event)
+                case Progress():
+                    if self._on_progress is not None:
+                        self._on_progress(event)
+
+        launched, self._launched = self._launched, None
+        try:
+            child = self._child = await EngineChild.of(launched or launch(self.config))
+        except OSError as error:
+            return f"the engine process cannot be started: {error}"
+        try:
+            child.listen(hear)
+            await child.gone()
         finally:
             self.ready = None
             self._child = None
@@ -307,39 +321,53 @@ class EngineClient:
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         return f"the engine process (pid {child.pid}) ended {how}"
 
-    def _receive(self, event: Event) -> None:
-        match event:
-            case Outputs():
-                for output in event.outputs:
-                    ended = output.finish_reason is not None
-                    stream = self._streams.pop(output.key, None) if ended else self._streams.get(output.key)
-                    if stream is not None:
-                        stream.put(output)
-                for state in event.adapters:
-                    if state.digest in self._known:
-                        self.adapters[state.digest] = state
-                self.stats = event.stats or self.stats
-            case Reply():
-                if (future := self._calls.get(event.call)) is not None and not future.done():
-                    future.set_result(event)
-            case Progress():
-                if self._on_progress is not None:
-                    self._on_progress(event)
+    def _introduce(self, ready: Ready) -> None:
+        """The process serves: tell it whom there is to serve."""
+        assert self._child is not None
+        shares = [SetTenant(share) for share in self._tenants.values()]
+        known: list[Command] = [*self._known.values(), *shares]
+        if known:
+            self._child.send(known)
+        self.ready = ready
+        self.stats = _empty(ready.num_blocks)
+
+    def _take(self, step: Outputs) -> None:
+        streams = self._streams
+        for output in step.outputs:
+            stream = streams.get(output.key)
+            if stream is None:
+                continue
+            if output.finish_reason is not None:
+                del streams[output.key]
+            stream.put(output)
+        for state in step.adapters:
+            if state.digest in self._known:
+                self.adapters[state.digest] = state
+        self.stats = step.stats or self.stats
 
     def _fail_everything(self) -> None:
         """The process is gone, or about to be: end what waits for it and forget what it held."""
-        if self._closing.is_set():
-            error = EngineError("shutting_down", "the server is shutting down")
-        else:
+        unbegun = error = EngineError("shutting_down", "the server is shutting down")
+        if not self._closing.is_set():
+            unbegun = EngineError(
+                "overloaded", "the engine died before this began, and is restarting; try again"
+            )
             error = EngineError("internal_error", "the engine process died while it worked on this request")
+        begun = {stream for stream in self._streams.values() if stream.begun}
         for key, stream in self._streams.items():
-            stream.put(SequenceOutput(key=key, finish_reason="error", error=error))
+            why = error if stream in begun else unbegun
+            stream.put(SequenceOutput(key=key, finish_reason="error", error=why))
         self._streams.clear()
         for call, future in self._calls.items():
             if not future.done():
-                future.set_result(Reply(call=call, error=error))
+                future.set_result(Reply(call=call, error=unbegun))
         self.adapters = {
             digest: AdapterState(digest=digest, residency="disk", pinned=known.pinned)
             for digest, known in self._known.items()
         }
-        self.stats = Stats(blocks_total=self.stats.blocks_total)
+        self.stats = _empty(self.stats.blocks_total)
+
+
+def _empty(blocks: int) -> Stats:
+    """Of a pool that holds nothing."""
+    return Stats(blocks_total=blocks, blocks_free=blocks)

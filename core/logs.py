@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,19 +31,23 @@ NOISY = (
 """Libraries whose news is not this program's: warnings of theirs at most."""
 
 
-def configure(level: str, **always: Any) -> None:
+def configure(level: str, context: Callable[[], Mapping[str, Any]] = dict, **always: Any) -> None:
     """Set up structlog and the standard library's loggers; called once, by a process's start.
 
-    `always`: fields of every line.
+    `context`: what is known of the work that a line is about, at the moment it is logged. `always`: fields of every
+    line.
     """
     threshold = LEVELS[level.lower()]
+
+    def add_context(_logger: object, _method: str, event: EventDict) -> EventDict:
+        return {**event, **context()}
 
     def stamp(_logger: object, _method: str, event: EventDict) -> EventDict:
         event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return {**always, **event} if always else event
 
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
+        add_context,
         structlog.stdlib.add_log_level,
         stamp,
     ]

@@ -237,6 +237,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     block_size: int
     block_bytes: int
     weight_bytes: int
+    any_adapter_form: bool = False
+    """Adapters in 16 bits lie so in the pool, whatever `dtype` is."""
     memory: MemoryReport | None = None
     """None: only from a stand-in of an engine."""
     notes: list[str] = []

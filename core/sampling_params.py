@@ -73,8 +73,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise ParamError(name, f"{name} must lie between {low:g} and {high:g}, got {value}")
         if self.top_p == 0.0:
             raise ParamError("top_p", "top_p must be above 0")
-        if self.top_k < -1:
-            raise ParamError("top_k", f"top_k must be -1, 0 (both: off) or positive, got {self.top_k}")
+        if not -1 <= self.top_k < 2**31:
+            raise ParamError(
+                "top_k", f"top_k must be -1, 0 (both: off) or positive and below 2^31, got {self.top_k}"
+            )
         _bounded("n", self.n, 1, MAX_N)
         if self.best_of is not None:
             _bounded("best_of", self.best_of, 1, MAX_N)

@@ -36,6 +36,7 @@ class SequenceOutputs:
         self._running = set(keys)
         self._abort = abort
         self._ready: list[SequenceOutput] = []
+        self._read = False
         self._waiter: asyncio.Future[None] | None = None
 
     def add(self, keys: Iterable[int]) -> None:
@@ -59,7 +60,13 @@ class SequenceOutputs:
             finally:
                 self._waiter = None
         ready, self._ready = self._ready, []
+        self._read = True
         return ready
+
+    @property
+    def begun(self) -> bool:
+        """Something has come of one of them."""
+        return self._read or bool(self._ready)
 
     def abort(self, key: int) -> None:
         """No more of this one is wanted."""

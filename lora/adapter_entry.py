@@ -80,6 +80,7 @@ class Adapter:
             error=self.error,
             pinned=self.pinned,
             blocks=0 if self.place is None else len(self.place.blocks),
+            size=0 if self.measured is None else self.measured.blocks,
             in_use=len(self.leases),
         )
 

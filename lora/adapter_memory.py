@@ -34,6 +34,9 @@ class AdapterState(msgspec.Struct, frozen=True, kw_only=True):
     """Set when its file could not be loaded: it answers `adapter_failed` until known again."""
     pinned: bool = False
     blocks: int = 0
+    """Held in the device pool."""
+    size: int = 0
+    """Blocks that it takes there; 0: nobody has asked yet. Of a pinned one it is known."""
     in_use: int = 0
     """Sequences, queued and running, that hold it."""
 

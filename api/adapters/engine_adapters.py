@@ -6,8 +6,8 @@ Every call that reaches the engine goes through here, so that its refusals name 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Literal
 
 import structlog
@@ -51,6 +51,10 @@ class EngineAdapters:
         """Held from reading the registry's pins until the engine has them."""
         self._lost: dict[str, str] = {}
         """Digests whose file could not be had, with the reason."""
+        self._promised: dict[tuple[str, str], str] = {}
+        """Digests that are pinned for a name (tenant, name) whose pin the registry does not have yet."""
+        self.pin_part: Callable[[str], float] = lambda _tenant: 1.0
+        """A tenant's part of what all pins may hold; whoever knows the tenants sets it."""
 
     def state(self, digest: str) -> AdapterState:
         """Where it is now, as far as anyone knows."""
@@ -113,22 +117,66 @@ class EngineAdapters:
 
     # ---------------------------------------------------------------- pins
 
-    async def move_pin(self, record: AdapterRecord, instead_of: AdapterRecord | None) -> None:
-        """Pin `record` for a name whose pin, if any, was on `instead_of`, before the registry says so. Raises
-        `pin_limit`, and then it stays where it was."""
+    @asynccontextmanager
+    async def moving_pin(
+        self, record: AdapterRecord, instead_of: AdapterRecord | None
+    ) -> AsyncIterator[None]:
+        """Pin `record` for a name whose pin, if any, was on `instead_of`; while this lasts, the registry is to be told.
+        At its end the engine's pins are the registry's. Raises `pin_limit`, and then it stays where it was."""
+        name = record.tenant, record.name
         async with self._pinning:
             with _naming(record, *([] if instead_of is None else [instead_of])):
-                await self.know(record)
-                before = None
-                if instead_of is not None and instead_of.pinned and instead_of.digest != record.digest:
-                    before = instead_of.digest
-                    await self._engine.pin(before, False)
-                try:
-                    await self._engine.pin(record.digest, True)
-                except EngineFailure:
-                    if before is not None:
-                        await self._engine.pin(before, True)
-                    raise
+                await self._move_pin(record, instead_of)
+            self._promised[name] = record.digest
+        try:
+            yield
+        finally:
+            del self._promised[name]
+            await self.sync_pins()
+
+    async def _move_pin(self, record: AdapterRecord, instead_of: AdapterRecord | None) -> None:
+        await self.know(record)
+        before = None
+        if instead_of is not None and instead_of.pinned and instead_of.digest != record.digest:
+            before = instead_of.digest
+            await self._engine.pin(before, False)
+        was_pinned = self.state(record.digest).pinned
+        try:
+            await self._engine.pin(record.digest, True)
+            await self._refuse_more_than_share(record)
+        except BaseException:
+            if not was_pinned:
+                await self._try_pin(record.digest, False, record.reference)
+            if before is not None:
+                await self._try_pin(before, True, record.name)
+            raise
+
+    async def _refuse_more_than_share(self, record: AdapterRecord) -> None:
+        """Of what all pins may hold a tenant's hold its part by weight among all tenants, or one adapter. Raises
+        `pin_limit` where they would hold more than that, and more than before.
+
+        `record` is pinned in the engine already, which knows its size then.
+        """
+        part, ready = self.pin_part(record.tenant), self._engine.ready
+        if part >= 1 or ready is None:
+            return
+        promised = dict(self._promised)  # before: who is told of meanwhile is in the registry then
+        pins = await self._workers.registry(self._store.pinned)
+        names = {pin.name: pin.digest for pin in pins if pin.tenant == record.tenant}
+        names |= {name: digest for (tenant, name), digest in promised.items() if tenant == record.tenant}
+        held = self._blocks(names.values())
+        names[record.name] = record.digest
+        wanted, share = self._blocks(names.values()), int(ready.num_blocks // 2 * part)
+        if len(set(names.values())) > 1 and wanted > max(share, held):
+            message = (
+                f"with adapter {record.reference} pinned, pins of this tenant would take {wanted} blocks of memory; "
+                f"its share by weight among all tenants is {share}"
+            )
+            raise ApiError("pin_limit", message)
+
+    def _blocks(self, digests: Iterable[str]) -> int:
+        """That these pinned ones take."""
+        return sum(self.state(digest).size for digest in set(digests))
 
     async def pinned_by_others(self, record: AdapterRecord) -> bool:
         """Whether a name of another tenant pins the weights of `record`, as the registry says it, or is about to, as
@@ -140,10 +188,12 @@ class EngineAdapters:
     async def sync_pins(self) -> None:
         """Make the engine's pins those of the registry: a digest is pinned while any name pins it."""
         async with self._pinning:
+            promised = set(self._promised.values())
             records = await self._workers.registry(self._store.pinned)
             wanted = {record.digest: record for record in records}
+            kept = wanted.keys() | promised
             for digest, state in list(self._engine.adapters.items()):
-                if state.pinned and digest not in wanted:
+                if state.pinned and digest not in kept:
                     await self._try_pin(digest, False, digest)
             for digest, record in wanted.items():
                 if not self.state(digest).pinned:

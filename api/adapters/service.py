@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import WeakValueDictionary
 
+import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -24,7 +26,7 @@ from ...core.client import EngineClient
 from ...lora import sources
 from ...lora.base import BaseModel
 from ...lora.errors import AdapterInvalid, StoreError
-from ...lora.layout import AdapterLayout
+from ...lora.layout import PoolDtype, blocks_of
 from ...lora.quota import Quota
 from ...lora.records import AdapterRecord, Registration
 from ...lora.store import UNLIMITED, AdapterStore
@@ -69,6 +71,10 @@ class AdapterService:
         self.quota_of: Callable[[Caller], Quota] = lambda _caller: UNLIMITED
         """How much a caller may register; raises `tenant_not_found` for one whose tenant is gone. What the operator
         registers at the start is not held to it."""
+
+    def share_pins(self, part: Callable[[str], float]) -> None:
+        """From now on a tenant's pins hold at most this part of what all may hold."""
+        self._loaded.pin_part = part
 
     # ---------------------------------------------------------------- life
 
@@ -214,15 +220,12 @@ class AdapterService:
             return registration
         staged = await self._workers.files(self._store.stage, folder, **given)
         try:
-            await self._loaded.move_pin(staged, instead_of=current)
-            registration = await self._workers.files(self._store.register, folder, pinned=pinned, **given)
+            async with self._loaded.moving_pin(staged, instead_of=current):
+                return await self._workers.files(self._store.register, folder, pinned=pinned, **given)
         except BaseException:  # a cancelled call too: what was staged for it has to go
             await self._workers.registry(self._holds.removed_elsewhere, [staged.digest])
             await self._loaded.free()
-            await self._loaded.sync_pins()
             raise
-        await self._loaded.sync_pins()
-        return registration
 
     async def _current(self, name: str, tenant: str) -> AdapterRecord | None:
         """The name's current version, if it has one."""
@@ -239,14 +242,13 @@ class AdapterService:
         ready = self._engine.ready
         if ready is None:
             raise ApiError("overloaded", "the engine is restarting; try again in a few seconds")
-        layout = AdapterLayout.plan(
-            registration.spec.deltas,
-            self._base.shapes,
-            self._base.num_layers,
+        return blocks_of(
+            registration.spec,
+            self._base,
+            widest=cast(PoolDtype, ready.dtype),
+            any_form=ready.any_adapter_form,
             block_bytes=ready.block_bytes,
-            itemsize=4 if ready.dtype == "float32" else 2,
         )
-        return layout.num_blocks
 
     # ---------------------------------------------------------------- questions
 
@@ -291,18 +293,15 @@ class AdapterService:
         async with self._changes_of(caller.tenant, name):
             record = await self._get(name, caller)
             target = record if patch.version is None else await self._version(name, patch.version, caller)
+            fields = msgspec.structs.asdict(patch)
+            change = functools.partial(self._store.patch, name, caller.tenant, **fields)
             if record.pinned if patch.pinned is None else patch.pinned:
-                await self._loaded.move_pin(target, instead_of=record)
-            record = await self._workers.registry(
-                self._store.patch,
-                name,
-                caller.tenant,
-                pinned=patch.pinned,
-                description=patch.description,
-                version=patch.version,
-            )
-            if patch.pinned is not None or patch.version is not None:
-                await self._loaded.sync_pins()
+                async with self._loaded.moving_pin(target, instead_of=record):
+                    record = await self._workers.registry(change)
+            else:
+                record = await self._workers.registry(change)
+                if patch.pinned is not None or patch.version is not None:
+                    await self._loaded.sync_pins()
         return self._view(record)
 
     async def load(self, ref: str, caller: Caller) -> Adapter:
@@ -325,24 +324,23 @@ class AdapterService:
         """
         name, at, _ = ref.partition("@")
         async with self._changes_of(caller.tenant, name):
-            if at:
-                await self._hand_pin_on(await self._get(ref, caller), caller)
-            removal = await self._workers.registry(self._holds.remove, ref, caller.tenant)
+            removed = await self._get(ref, caller) if at else None
+            successor = None if removed is None else await self._pinned_next(removed, caller)
+            moving = nullcontext() if successor is None else self._loaded.moving_pin(successor, removed)
+            async with moving:
+                removal = await self._workers.registry(self._holds.remove, ref, caller.tenant)
             await self._loaded.free()
-            if any(record.pinned for record in removal.removed):
+            if successor is None and any(record.pinned for record in removal.removed):
                 await self._loaded.sync_pins()
 
-    async def _hand_pin_on(self, removed: AdapterRecord, caller: Caller) -> None:
-        """Pin what becomes current when this version goes, if the name is pinned and it can be."""
+    async def _pinned_next(self, removed: AdapterRecord, caller: Caller) -> AdapterRecord | None:
+        """What becomes current, and pinned, when this version goes; None: nothing that can be pinned."""
         if not removed.pinned:
-            return
+            return None
         versions = await self._workers.registry(self._store.versions, removed.name, caller.tenant)
         others = [record for record in versions if record.version != removed.version]
-        if not others:
-            return
-        successor = max(others, key=lambda record: record.version or 0)
-        if successor.status == "ready":
-            await self._loaded.move_pin(successor, instead_of=removed)
+        successor = max(others, key=lambda record: record.version or 0, default=None)
+        return successor if successor is not None and successor.status == "ready" else None
 
     async def removed_with_tenant(self, digests: list[str]) -> None:
         """Let go of what no version names any more since a tenant with versions of these `digests` was removed."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 from ...core.errors import EngineFailure
 from ...core.messages import Generate, SequenceOutput, TokenLogprobs
@@ -18,7 +19,7 @@ from .logprobs import Entry
 from .prompts import Prompt
 
 
-class Delta(NamedTuple):
+class Delta(msgspec.Struct, frozen=True):
     """What became certain with one output: text that can be sent, and the entries of the tokens it is made
     of.
     """

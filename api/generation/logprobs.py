@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,8 +16,7 @@ FLOOR = -9999.0
 """Stands for what is smaller, minus infinity included: JSON has no word for it."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One token of a prompt or an answer."""
 
     token_id: int

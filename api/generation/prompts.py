@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
+
+import msgspec
 
 from ...core.text.chat_template import ChatTemplateError
 from ...core.text.tokenizer import Tokenizer
@@ -32,8 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One prompt as the engine takes it."""
 
     token_ids: list[int]

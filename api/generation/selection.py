@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+import msgspec
 from msgspec import UnsetType
 
 from ...core.messages import AdapterUse
@@ -22,8 +21,7 @@ MAX_WEIGHT = 1000.0
 AdapterField = str | list[WeightedAdapter] | UnsetType | None
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(msgspec.Struct, frozen=True):
     """What a request runs on. `records` and `weights` go together; both empty: the base alone."""
 
     model: str
@@ -33,13 +31,13 @@ class Selection:
     several: bool = False
     """The request gave a list."""
 
-    label: str | list[str] | None = field(init=False)
-    """The answer's field `adapter`."""
+    label: str | list[str] | None = None
+    """The answer's field `adapter`: made from the others."""
 
     def __post_init__(self) -> None:
         names = [record.reference for record in self.records]
         label = names if self.several else names[0] if names else None
-        object.__setattr__(self, "label", label)  # once: a stream repeats it with every token
+        msgspec.structs.force_setattr(self, "label", label)  # once: a stream repeats it with every token
 
     @property
     def uses(self) -> list[AdapterUse]:

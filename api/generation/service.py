@@ -115,12 +115,13 @@ class Generation:
         self._check_lists(body)
         options = body.stream_options or StreamOptions()
         tenant = self._accounts.tenant(caller)
-        params = _limited(body.sampling_params(self._vocab_size), body, tenant.limits.max_tokens)
+        params = body.sampling_params(self._vocab_size, self.max_model_len)
+        params = _limited(params, body, tenant.limits.max_tokens)
         sequences = body.num_prompts() * _width(params)
         self._check_count(sequences, params)
         least = sequences * (body.requested_max_tokens or 0) + sequences
         with (
-            self._accounts.open(tenant, sequences, least) as account,
+            self._accounts.open(tenant, sequences, least, _width_field(params)) as account,
             Selecting(self._adapters, self._base_name, caller) as selecting,
         ):
             selection = await selecting.selected(body.model, body.adapter)
@@ -183,7 +184,7 @@ class Generation:
     def _check_count(self, sequences: int, params: SamplingParams) -> None:
         most = self._engine.config.max_queued_requests
         if sequences > most:
-            field = "n" if params.best_of is None else "best_of"
+            field = _width_field(params)
             raise invalid(
                 f"{field}: the request makes {sequences} sequences, and at most {most} can be queued", field
             )
@@ -326,6 +327,11 @@ def _whole(writer: Writer, choices: Sequence[Choice], usage: Usage) -> msgspec.S
 
 def _width(params: SamplingParams) -> int:
     return params.best_of or params.n
+
+
+def _width_field(params: SamplingParams) -> str:
+    """The request's field that says so."""
+    return "n" if params.best_of is None else "best_of"
 
 
 def _best(choices: Sequence[Choice], params: SamplingParams) -> list[Choice]:

@@ -21,8 +21,7 @@ from .logprobs import Entry, for_chat, for_completion, prompt_offsets
 from .selection import Selection
 
 
-@dataclass(frozen=True)
-class Heading:
+class Heading(msgspec.Struct, frozen=True):
     """What every body of one answer repeats."""
 
     id: str

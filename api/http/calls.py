@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+
+import msgspec
 
 Label = str | list[str] | None
 """An adapter as answers name it; several; None: the base alone."""
 
 
-@dataclass(slots=True)
-class Generated:
+class Generated(msgspec.Struct):
     """What a completion or chat asked for and used. Of the texts themselves nothing is here."""
 
     operation: str
@@ -30,12 +30,11 @@ class Generated:
     cached_tokens: int = 0
     first_token_after: float | None = None
     """Seconds from the call's arrival; None: there was none."""
-    finish_reasons: list[str] = field(default_factory=list)
+    finish_reasons: list[str] = []
     """Of the sequences that came to their end."""
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """One call. The front door makes it; whoever learns something about it writes it down here."""
 
     request_id: str
@@ -44,8 +43,8 @@ class Call:
     """As it came, percent signs and all: it can hold no line breaks."""
     traceparent: str | None = None
     tracestate: str | None = None
-    began: float = field(default_factory=time.monotonic)
-    began_at: int = field(default_factory=time.time_ns)
+    began: float = msgspec.field(default_factory=time.monotonic)
+    began_at: int = msgspec.field(default_factory=time.time_ns)
     """Nanoseconds since 1970."""
     tenant: str | None = None
     status: int = 0

@@ -12,8 +12,8 @@ from litestar import Request
 from litestar.types import HTTPReceiveMessage, Scope
 
 from .. import turns
-from ..errors import ApiError, ClientGone, invalid, wrong_value
-from .json_shape import shape
+from ..errors import ApiError, ClientGone, invalid, no_json, wrong_value
+from .json_shape import shape_in_thread
 from .protocol import PRESENCE, Presence
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ async def read_optional_json(request: AnyRequest, body_type: type[T], limit: int
 
 async def _turn_to_read(body: bytes) -> None:
     """Raises `invalid_request` where reading it would keep the event loop from everything else for long."""
-    found = await asyncio.to_thread(shape, body)
+    found = await shape_in_thread(body)
     for count, most, what in (
         (found.containers, MOST_CONTAINERS, "lists and objects"),
         (found.values, MOST_VALUES, "values"),
@@ -95,6 +95,8 @@ async def _whole_body(request: AnyRequest, limit: int) -> bytes:
             size += len(body)
         if size > limit:
             raise _too_large(limit)
+        if size > LARGE_BODY:
+            await turns.enter()  # it is copied once more
         body = b"".join(parts)
     return body
 
@@ -105,7 +107,7 @@ def decode(body: bytes, body_type: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise wrong_value(error) from error
     except msgspec.DecodeError as error:
-        raise invalid(f"the body is not valid JSON: {error}") from error
+        raise no_json(error, body) from error
     except RecursionError as error:
         raise invalid("the body is nested too deeply") from error
 

@@ -9,8 +9,7 @@ import re
 from os import urandom
 from typing import cast
 
-import structlog
-from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from ...lora.errors import StoreError
 from .. import turns
@@ -21,6 +20,7 @@ from ..tenants.keys import without_keys
 from . import calls
 from .calls import Call
 from .error_answers import as_api_error
+from .exchange import Exchange, exchange_of
 
 OPEN = frozenset({"/health", "/ready"})
 """Answered to anyone at any time; they name nothing of anyone's."""
@@ -40,17 +40,10 @@ class Front:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._call(cast(HTTPScope, scope), receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    async def _call(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        scope = cast(HTTPScope, scope)  # the server speaks nothing else
         fields = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _HEADERS}
         given = fields.get(b"x-request-id", "")
         request_id = given if _ID.fullmatch(given) else f"req-{urandom(16).hex()}"
-        structlog.contextvars.clear_contextvars()
-        structlog.contextvars.bind_contextvars(request_id=request_id)
         call = Call(
             request_id=request_id,
             method=scope["method"],
@@ -59,13 +52,8 @@ class Front:
             tracestate=fields.get(b"tracestate"),
         )
         calls.begin(call)
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                call.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
-            await send(message)
-
+        exchange = exchange_of(scope)
+        exchange.headers.append((b"x-request-id", request_id.encode()))
         path = scope["path"]
         if path not in ALWAYS:
             self._state.begin_call()
@@ -74,11 +62,12 @@ class Front:
             try:
                 scope["user"] = caller = await self._admit(path, fields)
             except (ApiError, StoreError) as error:
-                await _refuse(as_api_error(error), send_with_id)
+                _refuse(as_api_error(error), exchange)
             else:
                 call.tenant = None if caller is None else caller.tenant
-                await self._app(scope, receive, send_with_id)
+                await self._app(scope, receive, send)
         finally:
+            call.status = exchange.status
             if path not in ALWAYS:
                 self._state.end_call()
             self._state.finished(call, quiet=path in ALWAYS)
@@ -106,13 +95,6 @@ class Front:
         return caller
 
 
-async def _refuse(error: ApiError, send: Send) -> None:
-    body = envelope(error)
-    fields = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        **headers(error),
-    }
-    encoded = [(name.encode(), value.encode()) for name, value in fields.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+def _refuse(error: ApiError, exchange: Exchange) -> None:
+    extra = [(name.encode(), value.encode()) for name, value in headers(error).items()]
+    exchange.answer_json(error.status, envelope(error), extra)

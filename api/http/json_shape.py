@@ -7,6 +7,9 @@ a thread: numpy lets the loop run meanwhile, where a parser would not.
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +26,17 @@ class Shape(NamedTuple):
     """Lists and objects."""
     values: int
     """About: every list, object, and whatever follows a comma."""
+
+
+async def shape_in_thread(text: bytes) -> Shape:
+    """One text after another: every thread more that computes has the event loop wait longer for the interpreter."""
+    return await asyncio.get_running_loop().run_in_executor(_thread(), shape, text)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    """Made when it is needed: a process that is forked from another one has none of its threads."""
+    return ThreadPoolExecutor(1, thread_name_prefix="shape")
 
 
 def shape(text: bytes) -> Shape:

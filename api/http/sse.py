@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 from litestar.types import Receive, Scope, Send
@@ -12,6 +11,7 @@ from litestar.types import Receive, Scope, Send
 from ..errors import ClientGone, envelope
 from .connection import until, while_connected
 from .error_answers import as_api_error
+from .exchange import Exchange, exchange_of
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -48,27 +48,28 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            exchange = exchange_of(scope)
+            exchange.begin(200, HEADERS)
             try:
-                await while_connected(scope, self._send_all(send))
+                await while_connected(scope, self._send_all(exchange))
             except ClientGone:
                 return
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, exchange: Exchange) -> None:
         try:
             async with until(self._deadline):  # once: it costs as much as a token's text
-                await _send(send, _event(msgspec.json.encode(self._first)))
+                await exchange.writable()
+                exchange.write(_event(msgspec.json.encode(self._first)))
                 async for item in self._events:
-                    await _send(send, _event(msgspec.json.encode(item)))
+                    await exchange.writable()
+                    exchange.write(_event(msgspec.json.encode(item)))
         except Exception as error:  # noqa: BLE001 - the status is sent: the only way to tell is an event
-            await _send(send, _event(envelope(as_api_error(error))), last=True)
+            last = envelope(as_api_error(error))
         else:
-            await _send(send, _event(b"[DONE]"), last=True)
+            last = b"[DONE]"
+        await exchange.writable()
+        exchange.write(_event(last), last=True)
 
 
 def _event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
-
-
-async def _send(send: Any, body: bytes, last: bool = False) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": not last})
+    return b"data: %b\n\n" % data

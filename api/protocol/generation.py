@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...core.sampling_params import ParamError, SamplingParams
-from ..errors import invalid
+from ..errors import ApiError, invalid
 from .guided import (
     Form,
     Kind,
@@ -177,7 +177,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
             ]
         )
 
-    def sampling_params(self, vocab_size: int) -> SamplingParams:
+    def sampling_params(self, vocab_size: int, max_model_len: int) -> SamplingParams:
         """All fields checked and put together. A 400 names the field that is out of bounds as the caller
         calls it.
         """
@@ -190,6 +190,11 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         logprobs, prompt_logprobs = self.token_logprobs()
         given = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
         requested = self.requested_max_tokens
+        if requested is not None and requested > max_model_len:
+            message = (
+                f"{self.max_tokens_field} = {requested} is more than the model's context of {max_model_len}"
+            )
+            raise ApiError("context_length_exceeded", message, self.max_tokens_field)
         bias = _token_keys(self.logit_bias or {})
         try:
             params = SamplingParams(

@@ -9,6 +9,7 @@ from litestar import Response
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from ..http.connection import AnyRequest, until, while_connected
+from ..http.exchange import exchange_of
 from ..http.sse import Events, begin
 
 GENERATION_ERRORS = (
@@ -21,7 +22,6 @@ GENERATION_ERRORS = (
     "adapter_failed",
 )
 """What a request for text can end with."""
-JSON = (b"content-type", b"application/json")
 
 
 def answer(body: msgspec.Struct, status: int = 200) -> Response[bytes]:
@@ -35,9 +35,9 @@ class JsonAnswer:
         self._body = msgspec.json.encode(body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        length = (b"content-length", str(len(self._body)).encode())
-        await send({"type": "http.response.start", "status": 200, "headers": [JSON, length]})
-        await send({"type": "http.response.body", "body": self._body, "more_body": False})
+        exchange = exchange_of(scope)
+        await exchange.writable()
+        exchange.answer_json(200, self._body)
 
 
 async def respond(request: AnyRequest, events: Events, *, streams: bool, deadline: float | None) -> ASGIApp:

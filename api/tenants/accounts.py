@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from ..generation.choices import Choice
 from ..generation.run import Run
@@ -31,12 +32,20 @@ class Accounts:
         """Whose request it is from now to its end. Raises `tenant_not_found`."""
         return self._directory.of_caller(caller)
 
-    def open(self, tenant: Tenant, sequences: int, tokens: int) -> Account:
-        """Let in a request of so many sequences that is going to take at least so many tokens.
+    def open(self, tenant: Tenant, sequences: int, tokens: int, field: str = "n") -> Account:
+        """Let in a request of so many sequences that is going to take at least so many tokens. `field`: the
+        request's, that says how many sequences.
 
-        Raises `rate_limit_exceeded`. The account is a context that the request lies in.
+        Raises `rate_limit_exceeded`; `invalid_request` where it could never be let in. The account is a context that
+        the request lies in.
         """
-        return Account(self._limiter.admit(tenant, sequences, tokens), tenant, self._usage, self._metrics)
+        admission = self._limiter.admit(tenant, sequences, tokens, field)
+        return Account(admission, tenant, self._usage, self._metrics)
+
+    def one_call(self, caller: Caller) -> AbstractContextManager[None]:
+        """A call that generates nothing lies in this context: it is one of the requests of a minute. Raises
+        `rate_limit_exceeded`, `tenant_not_found`."""
+        return self._limiter.one_call(self.tenant(caller))
 
 
 class Account:

@@ -56,6 +56,11 @@ class Directory:
     def tenant(self, name: str) -> Tenant | None:
         return self._tenants.get(name)
 
+    def part(self, name: str) -> float:
+        """A tenant's part by weight among all there are; 0: there is no such tenant."""
+        tenant = self._tenants.get(name)
+        return 0.0 if tenant is None else tenant.weight / sum(one.weight for one in self._tenants.values())
+
     def of_caller(self, caller: Caller) -> Tenant:
         """The tenant on whose behalf a call is made. Raises `tenant_not_found` where it was removed meanwhile, also
         if there is one of its name again."""

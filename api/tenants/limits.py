@@ -7,9 +7,10 @@ request with n answers to each of several prompts counts n x prompts. Limits hol
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from ..errors import ApiError
+from ..errors import ApiError, invalid
 from .records import Limits, Tenant
 
 MINUTE = 60 * 10**9
@@ -85,21 +86,20 @@ class Limiter:
         self._books: dict[str, _Book] = {}
         """By name. A tenant that is made again gets a new one; requests of the one before close in the old."""
 
-    def admit(self, tenant: Tenant, sequences: int, tokens: int) -> Admission:
-        """Let a request of so many sequences in, which is going to `reserve` at least so many tokens.
+    def admit(self, tenant: Tenant, sequences: int, tokens: int, field: str = "n") -> Admission:
+        """Let a request of so many sequences in, which is going to `reserve` at least so many tokens. `field`: the
+        request's, that says how many sequences.
 
-        Raises `rate_limit_exceeded`. Whoever gets the admission must close it.
+        Raises `rate_limit_exceeded`; `invalid_request` where it could never be let in. Whoever gets the admission
+        must close it.
         """
         now = self._clock()
-        book = self._books.get(tenant.name)
-        if book is None or book.key != tenant.key:
-            book = self._books[tenant.name] = _Book(tenant.key)
-        book.follow(tenant.limits, now)
+        book = self._book(tenant, now)
         # Both: the engine gets a request's sequences together.
         for name in ("concurrent_requests", "queued_requests"):
             if (bound := getattr(tenant.limits, name)) is not None and sequences > bound:
-                what = f"this request alone makes {sequences} sequences, so it can never be let in"
-                raise _refused(name, bound, what, 0)
+                message = f"this request makes {sequences} sequences at once, and the limit {name} = {bound}"
+                raise invalid(f"{message} of this tenant can never let it in", field)
         most = tenant.limits.concurrent_requests
         if most is not None and book.running + sequences > most:
             what = f"{book.running} are under way, and this request makes {sequences}"
@@ -110,6 +110,32 @@ class Limiter:
         if book.requests is not None:
             book.requests.take(sequences, now)
         return Admission(book, sequences, self._clock)
+
+    @contextmanager
+    def one_call(self, tenant: Tenant) -> Iterator[None]:
+        """A call that generates nothing is one of the requests of a minute, unless it ends in an error.
+
+        Raises `rate_limit_exceeded`.
+        """
+        now = self._clock()
+        bucket = self._book(tenant, now).requests
+        _check("requests_per_minute", bucket, 1, now)
+        if bucket is not None:
+            bucket.take(1, now)
+        try:
+            yield
+        except Exception:
+            if bucket is not None:
+                bucket.take(-1, self._clock())
+            raise
+
+    def _book(self, tenant: Tenant, now: int) -> _Book:
+        """As its limits are now."""
+        book = self._books.get(tenant.name)
+        if book is None or book.key != tenant.key:
+            book = self._books[tenant.name] = _Book(tenant.key)
+        book.follow(tenant.limits, now)
+        return book
 
     def running(self, tenant: str) -> int:
         """Sequences of the tenant that are under way."""

@@ -130,7 +130,7 @@ class TenantService:
         revoked = await self._workers.registry(self._store.revoke, tenant, key_id)
         if revoked is None:
             # Not repeated: who mistakes a key for its id gets no secret into anyone's terminal.
-            raise ApiError("invalid_request", f"tenant {tenant!r} has no key of this id", status=404)
+            raise ApiError("tenant_not_found", f"tenant {tenant!r} has no key of this id")
         await self._apply(revoked, self.directory.put_key)
 
     # ---------------------------------------------------------------- the registry and the engine

@@ -11,6 +11,9 @@ from .json_scanner import ValueScanner
 
 _HEAD = re.compile(r'[\[,\s]*\{\s*"name":\s*"([^"\\]+)",\s*"(?:arguments|parameters)":\s*(?=\{)')
 """A call up to its arguments, as a grammar has it written."""
+_BLANK = re.compile(r"\s")
+LONGEST_HEAD = 256
+"""Characters between an opener and the mark behind a name; where there are more, they are none."""
 
 
 @dataclass
@@ -63,6 +66,7 @@ class ToolParser:
         self._before = ""  # in front of it; text after all where no call follows
         self._space = ""  # at the end of the text; dropped where a call follows
         self._state = self._in_text if format.opener else self._at_value
+        self._name: str | None = None  # where it does not stand in the value
         self._scanner = ValueScanner()
         self._scanned = 0
         self._parsed = Parsed()
@@ -85,7 +89,7 @@ class ToolParser:
         if self.full:
             return parsed
         rest = self._held.strip()
-        if self._state in (self._at_value, self._in_value, self._at_head):
+        if self._state in (self._at_name, self._at_value, self._in_value, self._at_head):
             self._no_call(len(self._held))
         elif self._state == self._in_text or (
             self._state == self._after_call and not self._format.closer.startswith(rest)
@@ -104,12 +108,29 @@ class ToolParser:
         if place >= 0:
             self._say(held[:place])
             self._before, self._held = opener, held[place + len(opener) :]
-            self._state = self._at_value
+            self._state = self._at_name if self._format.named else self._at_value
             return True
         kept = _overlap(held, opener)
         self._say(held[: len(held) - kept])
         self._held = held[len(held) - kept :]
         return False
+
+    def _at_name(self) -> bool:
+        """Behind the opener, where a name and the mark behind it must follow."""
+        named, held = self._format.named, self._held
+        head, mark, _ = held.partition(named)
+        name = (head if mark else head[: len(head) - _overlap(head, named)]).strip()
+        possible = len(head) <= LONGEST_HEAD and not _BLANK.search(name)
+        if possible and not mark:
+            return False
+        if self._format.call_id:
+            name = name.partition(self._format.call_id)[0]
+        if not possible or name not in self._names:
+            return self._no_call(0)
+        self._name = name
+        self._skip(len(head) + len(mark))
+        self._state = self._at_value
+        return True
 
     def _at_value(self) -> bool:
         """Where a JSON value must begin for a call to follow."""
@@ -126,7 +147,13 @@ class ToolParser:
             return self._no_call(0)
         self._skip(len(self._held) - len(body))
         self._scanner, self._scanned = ValueScanner(), 0
-        self._state = self._at_head if self._sure else self._in_value
+        if not self._sure:
+            self._state = self._in_value
+        elif self._name is None:
+            self._state = self._at_head
+        else:
+            self._begin(self._name)
+            self._state = self._in_arguments
         return True
 
     def _in_value(self) -> bool:
@@ -135,7 +162,7 @@ class ToolParser:
             self._scanned = len(self._held)
             return False
         end += self._scanned
-        calls = self._format.read(self._held[:end], self._names)
+        calls = self._format.read(self._held[:end], self._names, self._name)
         if calls is None:
             return self._no_call(end)
         for name, arguments in calls if self._many else calls[:1]:
@@ -176,7 +203,7 @@ class ToolParser:
         self._held = self._held[len(piece) :]
         if end is None:
             return False
-        self._state = self._at_end
+        self._state = self._at_end if self._name is None else self._after_call
         return True
 
     def _at_end(self) -> bool:

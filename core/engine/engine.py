@@ -117,7 +117,12 @@ class Engine:
             layout, pool_bytes, device, spare=int(captures and not accelerator.captures_when_met)
         )
         self._memory = PoolAdapterMemory(
-            self._pool, model_config.linear_shapes, dtype, accelerator, config.max_lora_rank
+            self._pool,
+            model_config.linear_shapes,
+            dtype,
+            accelerator,
+            config.max_lora_rank,
+            operations.READS_ANY_FORM,
         )
         self._swap_bytes = self._host_bytes = int(config.swap_space * 2**30) // 2
         swap_slots = self._swap_bytes // self._pool.layout.block_bytes
@@ -195,6 +200,7 @@ class Engine:
             block_size=config.block_size,
             block_bytes=self._pool.layout.block_bytes,
             weight_bytes=self._model.weight_bytes,
+            any_adapter_form=operations.READS_ANY_FORM,
             memory=self._memory_report(),
             notes=[*self._model.notes, *pool_notes(pool_bytes), *graph_notes(config, captures)],
         )
@@ -241,8 +247,9 @@ class Engine:
                 self._check(command)
                 if command.params.grammar is None:
                     return self._submit(command)
-                if self._grammars.waiting >= self.config.max_queued_requests:
-                    return _refusal(command, EngineError("overloaded", "too many grammars are waiting"))
+                tenants, compiling = self._scheduler.tenants, self._grammars.by_tenant
+                if refusal := tenants.grammar_refusal(command.tenant, compiling):
+                    return _refusal(command, refusal)
                 self._grammars.begin(command)
                 return []
             case Abort():

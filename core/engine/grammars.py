@@ -8,16 +8,18 @@ takes 1 to 21 ms, a copy of a compiled one 10 µs. Rows without a grammar cost n
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+import threading
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
 import numpy as np
 from llguidance import LLMatcher
 
 from ..messages import EngineError, Generate
-from ..text.grammar import GrammarCompiler, GrammarError, reason
+from ..text.grammar import GrammarCompiler, GrammarError
+from ..text.grammar_faults import reason
 from .sampler import SamplingError
 
 logger = logging.getLogger(__name__)
@@ -85,8 +87,13 @@ class Grammars:
         self._wake = wake
         self._compiler: GrammarCompiler | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._waiting: set[int] = set()
-        self._done: SimpleQueue[tuple[Generate, Future[LLMatcher]]] = SimpleQueue()
+        self._waiting: dict[int, str] = {}
+        self.by_tenant: Counter[str] = Counter()
+        """Of them how many are whose."""
+        self._lock = threading.Lock()
+        self._turns: dict[str, deque[Generate]] = {}
+        """What is to be compiled, by tenant; the next one's turn first."""
+        self._done: SimpleQueue[tuple[Generate, LLMatcher | Exception]] = SimpleQueue()
         self._thread: ThreadPoolExecutor | None = None
 
     @property
@@ -95,50 +102,74 @@ class Grammars:
         return len(self._waiting)
 
     def begin(self, command: Generate) -> None:
-        """Compile its grammar; `drain` has the command when that is done."""
+        """Compile its grammar; `drain` has the command when that is done. Tenants take turns."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        grammar = command.params.grammar
-        assert grammar is not None
-        self._waiting.add(command.key)
-        future = self._thread.submit(self._compile, grammar)
-        future.add_done_callback(lambda done: self._finish(command, done))
+        self._waiting[command.key] = command.tenant
+        self.by_tenant[command.tenant] += 1
+        with self._lock:
+            self._turns.setdefault(command.tenant, deque()).append(command)
+        self._thread.submit(self._compile_next)
 
     def drain(self) -> list[tuple[Generate, EngineError | None]]:
         """Commands whose grammar is ready, or why it never will be."""
         ready: list[tuple[Generate, EngineError | None]] = []
         while self._waiting:
             try:
-                command, future = self._done.get_nowait()
+                command, outcome = self._done.get_nowait()
             except Empty:
                 break
             if command.key not in self._waiting:
                 continue  # aborted meanwhile
-            self._waiting.remove(command.key)
-            failure = future.exception()
-            if failure is None:
-                self.guides[command.key] = Guide(future.result(), self._vocab_size)
-                ready.append((command, None))
-            elif isinstance(failure, GrammarError):
-                ready.append((command, EngineError("invalid_request", f"grammar: {failure}", "grammar")))
-            else:
-                logger.error("a grammar could not be compiled", exc_info=failure)
+            self._wait_no_more(command.key)
+            if isinstance(outcome, GrammarError):
+                ready.append((command, EngineError("invalid_request", f"grammar: {outcome}", "grammar")))
+            elif isinstance(outcome, Exception):
+                logger.error("a grammar could not be compiled", exc_info=outcome)
                 error = EngineError("internal_error", "the engine failed at this request's grammar")
                 ready.append((command, error))
+            else:
+                self.guides[command.key] = Guide(outcome, self._vocab_size)
+                ready.append((command, None))
         return ready
 
     def forget(self, keys: Iterable[int]) -> None:
         """These sequences are over; unknown keys are ignored."""
         for key in keys:
             self.guides.pop(key, None)
-            self._waiting.discard(key)
+            self._wait_no_more(key)
+
+    def _wait_no_more(self, key: int) -> None:
+        tenant = self._waiting.pop(key, None)
+        if tenant is not None:
+            self.by_tenant[tenant] -= 1
+            if not self.by_tenant[tenant]:
+                del self.by_tenant[tenant]
 
     def close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
+    def _compile_next(self) -> None:
+        """In the thread: the next tenant's first one."""
+        with self._lock:
+            tenant = next(iter(self._turns))
+            queue = self._turns.pop(tenant)
+            command = queue.popleft()
+            if queue:
+                self._turns[tenant] = queue
+        if command.key not in self._waiting:
+            return  # aborted meanwhile
+        assert command.params.grammar is not None
+        try:
+            outcome: LLMatcher | Exception = self._compile(command.params.grammar)
+        except Exception as error:  # noqa: BLE001 - its request's end, which `drain` tells of
+            outcome = error
+        self._done.put((command, outcome))
+        if self._wake is not None:
+            self._wake()
+
     def _compile(self, grammar: str) -> LLMatcher:
-        """In the thread."""
         if self._compiler is None:
             self._compiler = self._make_compiler()
         matcher = self._compiled.get(grammar)
@@ -148,9 +179,3 @@ class Grammars:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return matcher
-
-    def _finish(self, command: Generate, future: Future[LLMatcher]) -> None:
-        if not future.cancelled():
-            self._done.put((command, future))
-            if self._wake is not None:
-                self._wake()

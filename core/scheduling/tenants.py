@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..messages import EngineError, TenantShare
@@ -149,6 +149,26 @@ class Tenants:
         ):
             return EngineError("overloaded", f"{self.waiting} requests are waiting; try again later")
         return None
+
+    def grammar_refusal(self, tenant: str, compiling: Mapping[str, int]) -> EngineError | None:
+        """Why one more sequence may not wait for its grammar to be compiled, or None. `compiling`: how many wait for
+        that by now, by tenant.
+
+        The rule is the queue's: where as many wait as may, a tenant with less than its part by weight among those who
+        wait for one is still let in.
+        """
+        waiting = sum(compiling.values())
+        if not self._told_apart:
+            compiling, tenant = {EVERYONE: waiting}, EVERYONE
+        weights = {name: self._weight(name) for name in {tenant, *compiling}}
+        part = weights[tenant] / math.fsum(weights.values())
+        if waiting >= self._max_queued and compiling.get(tenant, 0) >= max(1, int(self._max_queued * part)):
+            return EngineError("overloaded", f"{waiting} requests wait for their grammars; try again later")
+        return None
+
+    def _weight(self, name: str) -> float:
+        share = self._shares.get(name)
+        return 1.0 if share is None else share.weight
 
     # ------------------------------------------------------------------ what each has
 

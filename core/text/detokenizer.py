@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+import msgspec
+
 from ..sampling_params import SamplingParams
-from .stop_strings import StopMatcher
+from .stop_strings import Match, StopMatcher
 from .tokenizer import Tokenizer
 
 
@@ -21,7 +23,7 @@ class TokenText(NamedTuple):
     """Characters of the text before it."""
 
 
-class TextDelta(NamedTuple):
+class TextDelta(msgspec.Struct, frozen=True):
     """What one `Detokenizer.add` made certain."""
 
     text: str
@@ -57,7 +59,7 @@ class Detokenizer:
         """`eos_token_ids`: the tokens besides `params.stop_token_ids` that may end the answer. `kept`: special
         tokens that are text in it."""
         self._decoder = tokenizer.text_decoder(prompt_token_ids, kept)
-        self._matcher = StopMatcher(params.stop)
+        self._matcher = StopMatcher(params.stop) if params.stop else None
         self._min_tokens = params.min_tokens
         self._end_token_ids = eos_token_ids.union(params.stop_token_ids)
         self._ended = False
@@ -65,6 +67,7 @@ class Detokenizer:
         # beginning.
         self._pieces: list[str] = []
         self._ends: list[int] = []
+        self._length = 0
         self._sent: list[str] = []
         self._sent_length = 0
         self._unsent = ""
@@ -86,7 +89,7 @@ class Detokenizer:
             assert token_ids[-1] in self._end_token_ids, f"{token_ids[-1]} ends no answer"
         for token_id in token_ids[:-1] if drop_last else token_ids:
             self._take(self._decoder.push(token_id))
-            if self._matcher.match is not None:
+            if self._match is not None:
                 break
         else:
             if finished:
@@ -106,32 +109,42 @@ class Detokenizer:
             result.append(TokenText(self._pieces[index][: self._sent_length - offset], offset))
         return result
 
+    @property
+    def _match(self) -> Match | None:
+        return None if self._matcher is None else self._matcher.match
+
     def _take(self, pieces: list[str]) -> None:
         for piece in pieces:
-            if self._matcher.match is not None:
+            if self._match is not None:
                 return
             self._pieces.append(piece)
-            self._ends.append(self._sent_length + len(self._unsent) + len(piece))
+            self._length += len(piece)
+            self._ends.append(self._length)
             self._unsent += piece
-            self._matcher.feed(piece, counts=len(self._pieces) > self._min_tokens)
+            if self._matcher is not None:
+                self._matcher.feed(piece, counts=len(self._pieces) > self._min_tokens)
 
     def _finish(self, drop_last: bool) -> None:
         self._take(self._decoder.flush())
-        self._matcher.finish()
-        if drop_last and self._matcher.match is None:
+        if self._matcher is not None:
+            self._matcher.finish()
+        if drop_last and self._match is None:
             self._take([""])
 
     def _hand_out(self, finished: bool) -> TextDelta:
-        match = self._matcher.match
-        text = self._unsent[: self._matcher.safe_length - self._sent_length]
+        match = self._match
+        certain = self._length if self._matcher is None else self._matcher.safe_length
+        text = self._unsent[: certain - self._sent_length]
         self._unsent = self._unsent[len(text) :]
         self._sent_length += len(text)
         if text:
             self._sent.append(text)
         if match is not None:
             self._tokens_used = bisect_left(self._ends, match.end) + 1
-        else:
+        elif self._unsent:
             self._tokens_used = bisect_right(self._ends, self._sent_length, lo=self._tokens_used)
+        else:
+            self._tokens_used = len(self._ends)
         self._ended = finished or match is not None
         return TextDelta(text, None if match is None else match.stop, self._tokens_used)
 

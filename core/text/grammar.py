@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from .schema_words import refuse_unenforced
+from .grammar_faults import reason
+from .schema_words import unenforced
 from .tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -24,14 +25,6 @@ MAX_SOURCE_BYTES = 64 << 10
 MAX_CHOICES = 1024
 TRIED_TOKENS = 32
 """How far a grammar is followed before it is believed."""
-MAX_REASON_CHARS = 300
-"""Of llguidance's words in an error."""
-
-ONE_OF = (
-    "the schema's keyword 'oneOf' is supported only where its cases are plainly apart: by their types, by their enums, "
-    "or by a required property with another const in each; 'anyOf' asks for any of them"
-)
-
 JSON_OPTIONS = {
     # Matched at most once wherever JSON allows space: one blank, or a line break and its indentation.
     "whitespace_pattern": r"[ ]|\n[ ]{0,32}",
@@ -40,6 +33,9 @@ JSON_OPTIONS = {
     "key_separator": ":",
     "lenient": False,
     "coerce_one_of": False,
+    # Nothing is spelled two ways: a property written as \u0061 would not be held to what is said of "a".
+    "json_allowed_escapes": '"\\\\bfnrt',
+    "json_allow_general_unicode_escapes": False,
 }
 
 LIMITS = LLParserLimits(
@@ -92,6 +88,8 @@ class Grammar:
         means 0 to 9.
         """
         _bounded(pattern)
+        if _backslashes_at_end(pattern) % 2:
+            raise GrammarError("the pattern ends with a backslash that stands before nothing")
         return LLMatcher.grammar_from_regex(_without_anchors(pattern))
 
     @staticmethod
@@ -170,17 +168,6 @@ class GrammarCompiler:
         return matcher
 
 
-def reason(message: str) -> str:
-    """llguidance's account of an error in a few words."""
-    lines = [line.strip() for line in message.splitlines() if line.strip() not in ("", "<non-verbose/>")]
-    if not lines or lines[0].startswith("NoExtension"):
-        return "nothing satisfies it"
-    if "coerce_one_of" in lines[0]:  # the way out that llguidance names is not the caller's to take
-        return ONE_OF
-    told = next((line for line in lines if line.startswith("error: ")), lines[0])
-    return told.removeprefix("error: ")[:MAX_REASON_CHARS]
-
-
 class _Vocabulary:
     """What llguidance asks of a tokenizer."""
 
@@ -218,9 +205,8 @@ class _Vocabulary:
 
 def _spaced_schema(schema: Mapping[str, Any]) -> str:
     """The schema as JSON, with how its JSON is to be spaced."""
-    word = refuse_unenforced(schema)
-    if word is not None:
-        raise GrammarError(f"the schema's keyword {word!r} is not supported")
+    if (fault := unenforced(schema)) is not None:
+        raise GrammarError(fault)
     schema_text(schema)
     return json.dumps({**schema, "x-guidance": JSON_OPTIONS}, ensure_ascii=False)
 
@@ -249,8 +235,12 @@ def _without_anchors(pattern: str) -> str:
     if "|" in pattern:
         return pattern  # they may belong to one alternative only
     pattern = pattern.removeprefix("^")
-    backslashes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
-    return pattern[:-1] if pattern.endswith("$") and backslashes % 2 == 0 else pattern
+    escaped = _backslashes_at_end(pattern[:-1]) % 2 == 1
+    return pattern[:-1] if pattern.endswith("$") and not escaped else pattern
+
+
+def _backslashes_at_end(text: str) -> int:
+    return len(text) - len(text.rstrip("\\"))
 
 
 _starting = threading.Lock()

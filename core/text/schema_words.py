@@ -16,18 +16,21 @@ LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 SINGLE = ("items", "additionalProperties")
 
 
-def refuse_unenforced(schema: Mapping[str, Any]) -> str | None:
-    """The first keyword in `schema`, at any depth, that means something and would not be enforced."""
+def unenforced(schema: Mapping[str, Any]) -> str | None:
+    """Of the first keyword in `schema`, at any depth, that means something and would not be enforced: what it is, and
+    that it is not supported."""
     waiting: list[Any] = [schema]
     while waiting:
         one = waiting.pop()
         if not isinstance(one, Mapping):
             continue
         for word in UNENFORCED & one.keys():
-            return word
+            return f"the schema's keyword {word!r} is not supported"
         for word in ("exclusiveMinimum", "exclusiveMaximum"):
             if isinstance(one.get(word), bool):  # Draft 4's, which says how to read `minimum`
-                return word
+                return f"the schema's keyword {word!r} is not supported where it is true or false"
+        if (most := _sure_properties(one)) < _number(one.get("minProperties")):
+            return f"the schema's keyword 'minProperties' is not supported above {most} here: a name may come twice"
         for word in MAPS:
             held = one.get(word)
             waiting += held.values() if isinstance(held, Mapping) else ()
@@ -36,3 +39,15 @@ def refuse_unenforced(schema: Mapping[str, Any]) -> str | None:
             waiting += held if isinstance(held, list) else ()
         waiting += (one[word] for word in SINGLE if word in one)
     return None
+
+
+def _sure_properties(schema: Mapping[str, Any]) -> int:
+    """How many different names an object has at the least that has so many properties: further ones may all bear the
+    same, which is none of the required ones."""
+    required = schema.get("required")
+    names = required if isinstance(required, list) else []
+    return len({name for name in names if isinstance(name, str)}) + 1
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) else 0

@@ -59,6 +59,8 @@ class ByteLevelDecoder:
 
     def push(self, token_id: int) -> list[str]:
         data = self._begun + self._token_bytes(token_id)
+        if not self._begun and data.isascii():  # nearly always
+            return [data.decode()]
         whole = len(data) - _unfinished(data[-3:])
         self._begun = data[whole:]
         pieces = [*self._waiting, self._text(data[:whole])]

@@ -230,7 +230,7 @@ class StubEngine:
         count = sum(state.pinned for other, state in self.adapters.items() if other != digest)
         if pinned and (count >= self.pin_limit or digest in self.too_large):
             raise EngineFailure(EngineError("pin_limit", "pins may hold half of the pool"))
-        self._set(digest, pinned=pinned)
+        self._set(digest, pinned=pinned, size=3)
         return self.adapters[digest]
 
     @property

@@ -100,6 +100,12 @@ def refused(server: Process) -> float:
     return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0)
 
 
+def adapters(server: Process) -> dict[str, float]:
+    """By where they are."""
+    places = ("device", "host", "disk")
+    return {place: server.metric(f'adapters{{residency="{place}"}}') for place in places}
+
+
 def test_a_failing_step_fails_its_own_requests_and_the_server_goes_on(server: Process):
     before = text(server.complete())
     pid, count = server.engine_pid(), refused(server)
@@ -164,8 +170,24 @@ def test_a_killed_engine_comes_back_with_tenants_keys_adapters_and_pins(server: 
     before, base = text(complete(adapter="own")), text(server.complete())
     assert before != base
     usage = server.client.get("/tenants/acme/usage").json()
-    pid = server.engine_pid()
-    os.kill(pid, signal.SIGKILL)
+    pid, blocks, known = server.engine_pid(), server.metric("blocks_total"), adapters(server)
+    with ThreadPoolExecutor(4) as pool:  # one runs, the others wait behind it
+        long = {"max_tokens": 230, "ignore_eos": True}
+        several = [pool.submit(server.complete, **long) for _ in range(4)]
+        server.wait_until(lambda: server.metric("waiting") == 3)
+        os.kill(pid, signal.SIGKILL)
+        answers = [one.result() for one in several]
+    codes = sorted((answer.status_code, answer.json()["error"]["code"]) for answer in answers)
+    assert codes == [(500, "internal_error"), *[(503, "overloaded")] * 3], "who had not begun may come again"
+    assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 503)
+    scrapes = 0
+    while server.metric("engine_up") == 0:
+        held = [server.metric(f"blocks_{use}") for use in ("used", "cached", "adapters", "free")]
+        if server.metric("engine_up") == 0:
+            assert (held, sum(held)) == ([0, 0, 0, blocks], server.metric("blocks_total"))
+            assert adapters(server) == {"device": 0, "host": 0, "disk": sum(known.values())}
+            scrapes += 1
+    assert scrapes, "the metrics answered while no engine ran"
     server.wait_until(lambda: server.metric("engine_restarts_total") == 1 and server.is_up("/ready"))
     assert server.engine_pid() != pid
     assert text(complete(adapter="own")) == before

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -48,3 +50,22 @@ def test_lists_and_objects_outside_of_strings_are_counted_and_nothing_else(monke
 @pytest.mark.parametrize("text", [b"", b"\\", b'"\\', b"\\" * 9, b'"' * 5, b"\xff\xfe"])
 def test_a_text_that_is_no_json_is_gone_through_all_the_same(text):
     assert json_shape.shape(text) == (0, 0)
+
+
+async def test_bodies_are_gone_through_one_after_another(monkeypatch):
+    """However many come at once: nor does anybody wait for a thread to be started for each."""
+    running = most = 0
+
+    def counted(text: bytes) -> json_shape.Shape:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.005)
+        running -= 1
+        return json_shape.Shape(len(text), 0)
+
+    monkeypatch.setattr(json_shape, "shape", counted)
+    texts = [b"x" * size for size in range(8)]
+    found = await asyncio.gather(*map(json_shape.shape_in_thread, texts))
+    assert [one.containers for one in found] == list(range(8))
+    assert most == 1

@@ -82,6 +82,7 @@ def test_a_client_that_leaves_is_said_to_have_left(server, lines):
 def test_calls_for_the_machinery_are_quiet(server, lines):
     for path in ("/health", "/ready", "/metrics"):
         server.client.get(path)
+    server.wait_until(lambda: len(lines) == 3)
     assert {one["log_level"] for one in lines} == {"debug"}
     lines.clear()
     server.client.get("/v1/models?key=secret")
@@ -115,8 +116,7 @@ import structlog
 
 if sys.argv[2] == "terminal":
     sys.stderr.isatty = lambda: True
-logs.configure(sys.argv[1], process="engine")
-structlog.contextvars.bind_contextvars(request_id="req-1")
+logs.configure(sys.argv[1], lambda: {"request_id": "req-1"}, process="engine")
 logger = structlog.get_logger("x")
 logger.debug("quiet")
 logger.info("said", number=3)

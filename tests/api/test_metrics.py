@@ -159,6 +159,30 @@ def test_the_engines_state_is_read_at_each_scrape(server):
         server.engine.ready = ready
 
 
+def test_while_the_engine_restarts_nothing_is_held_and_no_gauge_is_missing(server):
+    """The client's own counts of that time are tested with the client."""
+    ready, stats, pid = server.engine.ready, server.engine.stats, server.engine.pid
+    before = scrape(server)
+    gauges = ("heddle_weight_bytes", "heddle_bytes_per_weight", "heddle_host_budget_bytes")
+    try:
+        server.engine.ready, server.engine.pid = None, None
+        server.engine.stats = Stats(blocks_total=64, blocks_free=64)
+        values = scrape(server)
+        assert values.keys() == before.keys()
+        pool = {
+            dict(labels)["use"]: value
+            for (name, labels), value in values.items()
+            if name == "heddle_pool_bytes"
+        }
+        assert pool == {"free": 64 * 4096, "used": 0, "cached": 0, "adapters": 0}
+        assert values["heddle_resident_bytes", frozenset({("process", "engine")})] == 0
+        fixed = {key: value for key, value in values.items() if key[0] in gauges}
+        assert fixed
+        assert fixed == {key: before[key] for key in fixed}
+    finally:
+        server.engine.ready, server.engine.stats, server.engine.pid = ready, stats, pid
+
+
 def test_the_documentation_names_every_metric_with_its_kind_and_labels(server):
     server.complete(adapter="a")
     server.complete(n=0)

@@ -168,7 +168,6 @@ def test_every_seed_is_a_seed(server):
         {"seed": 2**64},
         {"n": 1_000_000},
         {"logprobs": 1_000_000},
-        {"max_tokens": 10**12},
         {"temperature": -0.1},
     ],
     ids=lambda fields: str(fields)[:40],

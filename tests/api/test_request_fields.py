@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 BIG = 5279552648203111001
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def refusal(answer, status: int = 400, code: str = "invalid_request") -> dict[str, Any]:
@@ -91,7 +92,6 @@ def refusal(answer, status: int = 400, code: str = "invalid_request") -> dict[st
         ({"n": 2, "best_of": 1}, "best_of"),
         ({"best_of": 129}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
-        ({"max_tokens": 10**12}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 2.0}, "max_tokens"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
@@ -144,7 +144,6 @@ def test_bad_values_are_refused_by_name(server, fields, param):
         ({"logprobs": 2}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"max_completion_tokens": 10**12}, "max_completion_tokens"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"suffix": "x"}, "suffix"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
@@ -175,6 +174,61 @@ def test_an_echo_in_chat_is_told_where_it_is_served(server):
 def test_numbers_that_are_none_are_refused(server, number):
     body = f'{{"prompt": "hi", "temperature": {number}}}'
     refusal(server.client.post("/v1/completions", content=body))
+
+
+NUMBERS = (
+    "n", "best_of", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "max_tokens", "max_completion_tokens",
+)  # fmt: skip
+"""Fields that are one number, in completions and chat."""
+HUGE = [
+    "1e30",
+    "-1e30",
+    "1" + "0" * 30,
+    "-1" + "0" * 30,
+    "1e999",
+    "-1e999",
+    "1" + "0" * 400,
+    "NaN",
+    "Infinity",
+]
+
+
+@pytest.mark.parametrize("number", HUGE, ids=lambda number: number[:8])
+def test_a_number_out_of_range_is_refused_by_its_field(server, number):
+    """Also where no number of the language holds it, so that the body cannot even be read."""
+    prompt, turns = '"prompt": "hi"', '"messages": [{"role": "user", "content": "hi"}]'
+    both = [(field, f'"{field}": {number}') for field in NUMBERS]
+    both += [
+        ("logit_bias", f'"logit_bias": {{"65": {number}}}'),
+        ("stop_token_ids", f'"stop_token_ids": [1, {number}]'),
+        ("adapter", f'"adapter": [{{"name": "a", "weight": {number}}}]'),
+    ]
+    cases = [(COMPLETIONS, field, f"{prompt}, {text}") for field, text in both]
+    cases += [(CHAT, field, f"{turns}, {text}") for field, text in both]
+    cases += [
+        (COMPLETIONS, "logprobs", f'{prompt}, "logprobs": {number}'),
+        (COMPLETIONS, "prompt", f'"prompt": [1, {number}]'),
+        (COMPLETIONS, "prompt", f'"prompt": [[1], [{number}]]'),
+        (CHAT, "top_logprobs", f'{turns}, "logprobs": true, "top_logprobs": {number}'),
+    ]
+    for path, field, text in cases:
+        answer = server.client.post(path, content=f"{{{text}}}")
+        beyond = field.startswith("max_") and number.startswith("10")
+        error = refusal(answer, code="context_length_exceeded" if beyond else "invalid_request")
+        assert error["param"] == field, text[:80]
+        assert len(error["message"]) < 600
+    assert not server.engine.commands
+
+
+@pytest.mark.parametrize("tokens", [257, 10**5, 2**31, 10**12, 10**30])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_an_answer_longer_than_the_context_is_one_fault_however_much_longer(server, tokens, field):
+    for answer in (server.complete(**{field: tokens}), server.chat(**{field: tokens})):
+        error = refusal(answer, code="context_length_exceeded")
+        assert error["param"] == field
+        assert f"{field} = {tokens}" in error["message"]
+        assert "256" in error["message"]
 
 
 @pytest.mark.parametrize(

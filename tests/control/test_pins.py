@@ -19,6 +19,7 @@ def test_pins_take_at_most_half_of_the_pool(engine: Any) -> None:
     fake.residency.pin("p0", False)
     fake.residency.pin("p2", True)
     assert [fake.residency.state(f"p{index}").pinned for index in range(4)] == [False, True, True, False]
+    assert fake.residency.state("p1").size == 5, "of what is pinned the size is known, on the device or not"
 
 
 def test_pins_take_at_most_half_of_the_table_arena(engine: Any) -> None:

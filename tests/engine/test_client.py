@@ -97,7 +97,8 @@ async def test_answers_adapters_refusals_and_aborts(
         # Adapter calls.
         assert (await client.evict(digest)).residency == "host"
         assert (await client.load(digest)).residency == "device"
-        assert (await client.pin(digest, True)).pinned
+        state = await client.pin(digest, True)
+        assert (state.pinned, state.size) == (True, state.blocks)
         assert (await client.evict(digest, "disk")).residency == "disk"
         assert (await client.memory()).pool_bytes == 2 << 20
         with pytest.raises(EngineFailure) as failure:
@@ -190,6 +191,29 @@ async def test_a_killed_engine_comes_back_with_its_adapters_and_tenants(
         os.kill(client.pid, signal.SIGKILL)
         await until(lambda: client.ready is None)
     assert client.pid is None
+
+
+async def test_what_had_not_begun_when_the_engine_died_may_be_tried_again(
+    base: Path, prompts: list[list[int]]
+) -> None:
+    """One runs, the others wait behind it: of these nothing was lost. Nor of a call that was not answered."""
+    async with running(base, max_num_seqs=1) as client:
+        assert client.ready is not None
+        stats = client.stats
+        assert stats.blocks_free == stats.blocks_total == client.ready.num_blocks
+        tasks = [asyncio.create_task(collect(client, prompt, params=LONG)) for prompt in prompts[:3]]
+        await until(lambda: client.stats.generated_tokens > 3 and client.stats.waiting == 2)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        call = asyncio.create_task(client.memory())
+        begun, *others = await asyncio.gather(*tasks, call, return_exceptions=True)
+        assert not isinstance(begun, BaseException)
+        assert begun[-1].error.code == "internal_error"
+        for other in others:
+            assert isinstance(other, EngineFailure)
+            assert other.error.code == "overloaded"
+            assert "try again" in other.error.message
+        assert client.stats.blocks_free == client.stats.blocks_total == stats.blocks_total
 
 
 async def test_closing_ends_what_runs(base: Path, prompts: list[list[int]]) -> None:

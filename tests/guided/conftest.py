@@ -4,13 +4,17 @@ it. Servers with a stub engine over the same tokenizer and several chat template
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
+from heddle.core.engine.grammars import Guide
+from heddle.core.text.grammar import GrammarCompiler
 from heddle.core.text.tokenizer import Tokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -39,6 +43,13 @@ MISTRAL = """{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{
 {{- c.function | tojson }}{% endfor %}]{% else %}{{ m.content }}{% endif %}{% endfor %}"""
 LLAMA = """{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
 {%- if tools is not none %}Respond in the format {"name": function name, "parameters": dictionary of arguments}.
+{%- for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}
+{%- for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant: """
+MISTRAL_NAMED = """{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}
+{%- for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}
+{{- '[TOOL_CALLS]' + c.function.name + '[ARGS]' + (c.function.arguments | tojson) }}{% endfor %}
+{%- else %}{{ m.content }}{% endif %}{% endfor %}"""
+FUNCTIONS = """{% if tools %}Reply in the format <function=example_name>{"example": "value"}</function>
 {%- for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}
 {%- for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant: """
 UNKNOWN = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -142,6 +153,48 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
     return Tokenizer.load(tokenizer_folder)
 
 
+@pytest.fixture(scope="session")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, VOCAB, END_IDS)
+
+
+@pytest.fixture(scope="session")
+def walk(compiler: GrammarCompiler, tokenizer: Tokenizer) -> Walk:
+    """A text drawn from a grammar, each allowed token as likely as any; None where it grows too long."""
+
+    def draw(grammar: str, seed: int, longest: int = 400) -> str | None:
+        guide, draws, tokens = Guide(compiler.compile(grammar), VOCAB), random.Random(seed), []
+        while len(tokens) < longest:
+            allowed = np.flatnonzero(guide.allowed(tokens))
+            # Ends, brackets and quotes more often, or hardly any text would ever be complete.
+            closing = [
+                t for t in allowed if t in END_IDS or tokenizer.token_bytes(int(t)) in (b'"', b"}", b"]")
+            ]
+            token = int(draws.choice(closing if closing and draws.random() < 0.3 else list(allowed)))
+            if token in END_IDS:
+                break
+            tokens.append(token)
+            if guide.take(token):
+                break
+        else:
+            return None
+        return b"".join(tokenizer.token_bytes(token) for token in tokens).decode()
+
+    return draw
+
+
+def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: str, text: str) -> bool:
+    """Whether `text` may be an answer."""
+    guide, tokens = Guide(compiler.compile(grammar), VOCAB), tokenizer.encode(text, add_special_tokens=False)
+    for index, token in enumerate(tokens):
+        if not guide.allowed(tokens[:index])[token]:
+            return False
+        if guide.take(token):
+            return index + 1 == len(tokens)
+    return bool(guide.allowed(tokens)[END_IDS].any())
+
+
+Walk = Callable[..., str | None]
 Serve = Callable[..., AbstractContextManager[RunningServer]]
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import unicodedata
-from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -16,52 +14,7 @@ from heddle.core.engine.grammars import Guide
 from heddle.core.text.grammar import Grammar, GrammarCompiler, GrammarError
 from heddle.core.text.tokenizer import Tokenizer
 
-from .conftest import END_IDS, VOCAB
-
-
-@pytest.fixture(scope="session")
-def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer, VOCAB, END_IDS)
-
-
-Walk = Callable[..., str | None]
-
-
-@pytest.fixture(scope="session")
-def walk(compiler: GrammarCompiler, tokenizer: Tokenizer) -> Walk:
-    """A text drawn from a grammar, each allowed token as likely as any; None where it grows too long."""
-
-    def draw(grammar: str, seed: int, longest: int = 400) -> str | None:
-        guide, draws, tokens = Guide(compiler.compile(grammar), VOCAB), random.Random(seed), []
-        while len(tokens) < longest:
-            allowed = np.flatnonzero(guide.allowed(tokens))
-            # Ends, brackets and quotes more often, or hardly any text would ever be complete.
-            closing = [
-                t for t in allowed if t in END_IDS or tokenizer.token_bytes(int(t)) in (b'"', b"}", b"]")
-            ]
-            token = int(draws.choice(closing if closing and draws.random() < 0.3 else list(allowed)))
-            if token in END_IDS:
-                break
-            tokens.append(token)
-            if guide.take(token):
-                break
-        else:
-            return None
-        return b"".join(tokenizer.token_bytes(token) for token in tokens).decode()
-
-    return draw
-
-
-def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: str, text: str) -> bool:
-    """Whether `text` may be an answer."""
-    guide, tokens = Guide(compiler.compile(grammar), VOCAB), tokenizer.encode(text, add_special_tokens=False)
-    for index, token in enumerate(tokens):
-        if not guide.allowed(tokens[:index])[token]:
-            return False
-        if guide.take(token):
-            return index + 1 == len(tokens)
-    return bool(guide.allowed(tokens)[END_IDS].any())
-
+from .conftest import END_IDS, VOCAB, Walk, accepts
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "strings": {"type": "string", "minLength": 2, "maxLength": 5},

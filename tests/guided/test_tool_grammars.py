@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from heddle.api.tools.formats import Hermes, Llama, Mistral, ToolFormat
+from heddle.api.tools.formats import Functions, Hermes, Llama, Mistral, MistralNamed, ToolFormat
 from heddle.api.tools.parser import ToolParser
 from heddle.core.engine.grammars import Guide
 from heddle.core.text.grammar import GrammarCompiler, GrammarError, lark_json, lark_text
@@ -18,7 +18,9 @@ from .conftest import END_IDS, TIME, VOCAB, WEATHER
 FUNCTIONS: dict[str, dict[str, Any]] = {
     tool["function"]["name"]: tool["function"]["parameters"] for tool in (WEATHER, TIME)
 }
-FORMATS = [Hermes(), Mistral(), Llama()]
+FORMATS = [Hermes(), Mistral(), Llama(), MistralNamed(), Functions()]
+ONE_BY_ONE = ("hermes", "mistral named", "functions")
+"""Each call is marked by itself, so another may always follow."""
 ANSWER = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}},
@@ -34,6 +36,9 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 
 def written(format: ToolFormat, *calls: tuple[str, dict[str, Any]]) -> str:
     """As a model of this format writes them."""
+    if format.named:
+        pieces = ((name, json.dumps(arguments)) for name, arguments in calls)
+        return "".join(f"{format.opener}{one}{format.named}{given}{format.closer}" for one, given in pieces)
     objects = [json.dumps({"name": name, format.arguments: arguments}) for name, arguments in calls]
     if format.name == "mistral":
         return f"[TOOL_CALLS] [{', '.join(objects)}]"
@@ -82,7 +87,7 @@ def test_forced_calls_are_calls_and_nothing_else(
 ) -> None:
     for many in (True, False):
         verdict = judge(format.must_call(FUNCTIONS, many, spell(tokenizer)))
-        ends = "may end" if many and format.name == "hermes" else "complete"
+        ends = "may end" if many and format.name in ONE_BY_ONE else "complete"
         assert verdict(written(format, PARIS)) == ends
         assert verdict(written(format, NOON)) == ends
         if format.name != "llama":
@@ -99,7 +104,7 @@ def test_forced_calls_are_calls_and_nothing_else(
         assert verdict("text") == "refused"
         assert verdict(written(format, PARIS) + " and text") == "refused"
         assert verdict(written(format, PARIS).split("Paris")[0]) == "open"
-        assert verdict(written(format, PARIS).replace('": {', '":   {')) == "refused", "no endless blanks"
+        assert verdict(written(format, PARIS).replace('": "', '":   "')) == "refused", "no endless blanks"
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
@@ -116,13 +121,15 @@ def test_where_calls_are_free_their_arguments_are_not(
         if format.name == "llama":
             continue
         assert verdict("Let me see. " + written(format, PARIS)) in ("may end", "complete")
-        if format.name == "hermes":
+        if format.name in ONE_BY_ONE:
             assert verdict(written(format, PARIS, NOON)) == ("may end" if many else "refused")
             assert verdict(written(format, PARIS) + " text") == ("may end" if many else "refused")
             assert verdict(f"{written(format, PARIS)} text {written(format, ('f', {}))}") == "refused"
 
 
-@pytest.mark.parametrize("format", [Hermes(), Mistral()], ids=lambda format: format.name)
+@pytest.mark.parametrize(
+    "format", [Hermes(), Mistral(), MistralNamed(), Functions()], ids=lambda format: format.name
+)
 def test_an_answer_that_obeys_or_a_call(judge: Any, tokenizer: Tokenizer, format: ToolFormat) -> None:
     verdict = judge(format.answer_or_call(lark_json(ANSWER), FUNCTIONS, True, spell(tokenizer)))
     assert verdict('{"ok": true}') == "complete"

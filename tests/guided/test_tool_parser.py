@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 
 import pytest
-from heddle.api.tools.formats import FORMATS, Hermes, Llama, Mistral, ToolFormat, format_in
+from heddle.api.tools.formats import (
+    FORMATS,
+    Functions,
+    Hermes,
+    Llama,
+    Mistral,
+    MistralNamed,
+    ToolFormat,
+    format_in,
+)
 from heddle.api.tools.json_scanner import ValueScanner
 from heddle.api.tools.parser import ToolParser, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .conftest import HERMES, LLAMA, MISTRAL, NO_TOOLS, UNKNOWN
+from .conftest import FUNCTIONS, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, NO_TOOLS, UNKNOWN
 
 NAMES = frozenset({"f", "g"})
 F, G = ("f", {"a": 1}), ("g", {})
@@ -81,6 +90,19 @@ def read(
             [F, G],
         ),
         (Mistral(), 'So: [TOOL_CALLS][{"name": "g", "arguments": {}, "id": "x"}]', "So:", [G]),
+        (MistralNamed(), '[TOOL_CALLS]f[ARGS]{"a": 1}', "", [F]),
+        (MistralNamed(), 'So: [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', "So:", [F, G]),
+        (MistralNamed(), '[TOOL_CALLS]f[CALL_ID]VvvODy9mT[ARGS]{"a": 1}', "", [F]),
+        (MistralNamed(), '[TOOL_CALLS] f [ARGS] {"a": 1} so', " so", [F]),
+        (Functions(), '<function=f>{"a": 1}</function>', "", [F]),
+        (Functions(), 'Hm. <function=f>{"a": 1}</function>\n<function=g>{}</function>', "Hm.", [F, G]),
+        (Functions(), "<function=g>{}", "", [G]),
+        (
+            Functions(),
+            '<function=f>{"a": "</function>}\\"{"}</function> end',
+            " end",
+            [("f", {"a": '</function>}"{'})],
+        ),
     ],
 )
 def test_calls_are_found(format, answer, text, calls, size):
@@ -121,6 +143,25 @@ def test_calls_are_found(format, answer, text, calls, size):
                 "  ",
             ],
             Mistral(): ["[TOOL_CALLS] f(1)", '[TOOL_CALLS] [{"name": "f", "arguments"', "[1, 2] [TOOL_"],
+            MistralNamed(): [
+                "[TOOL_CALLS] f(1)",
+                '[TOOL_CALLS]unknown[ARGS]{"a": 1}',
+                '[TOOL_CALLS]f[ARGS]{"a": 1',
+                "[TOOL_CALLS]f[ARGS][1]",
+                "[TOOL_CALLS]f[ARGS]",
+                "[TOOL_CALLS]f[AR",
+                "[TOOL_CALLS]" + "f" * 400,
+                "[TOOL_CALLS]" + " " * 300 + "f[ARGS]{}",
+                '[TOOL_CALLS][{"name": "f", "arguments": {}}]',
+            ],
+            Functions(): [
+                "<function=f(1)</function>",
+                '<function=unknown>{"a": 1}</function>',
+                "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>",
+                '<function=f>{"a": }</function>',
+                "if a <function=f and b> c",
+                "<func",
+            ],
         }.items()
         for answer in answers
     ],
@@ -147,6 +188,8 @@ SURE = {
     '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
     Mistral(): '[TOOL_CALLS] [{"name": "f", "arguments": {"a": {"b": "}\\""}}}, {"name": "g", "arguments": {}}]',
     Llama(): '{"name": "f", "parameters": {"a": {"b": "}\\""}}}',
+    MistralNamed(): '[TOOL_CALLS]f[ARGS]{"a": {"b": "}\\""}}[TOOL_CALLS]g[ARGS]{}',
+    Functions(): '<function=f>{"a": {"b": "}\\""}}</function><function=g>{}</function>',
 }
 
 
@@ -177,7 +220,14 @@ def test_a_guided_call_that_is_cut_short_keeps_what_there_was():
                 "</tool_call>",
                 "[TOOL_CALLS]",
                 "<|python_tag|>",
+                "[ARGS]",
+                "[CALL_ID]",
+                "<function=",
+                "</function>",
+                "f",
+                ">",
                 '{"name": "f", "arguments": {"a": "x"}}',
+                '{"a": "x"}',
                 '[{"name": "g", "parameters": {}}]',
                 '{"name": "f"',
                 "\n",
@@ -213,14 +263,17 @@ def test_the_scanner_finds_the_end_of_any_json(value):
 
 
 def test_formats_are_recognised_by_their_templates():
-    found = {template: format_in(template) for template in (HERMES, MISTRAL, LLAMA, UNKNOWN, NO_TOOLS)}
-    assert [one and one.name for one in found.values()] == ["hermes", "mistral", "llama", None, None]
+    templates = (HERMES, MISTRAL, LLAMA, MISTRAL_NAMED, FUNCTIONS, UNKNOWN, NO_TOOLS)
+    names = ["hermes", "mistral", "llama", "mistral named", "functions", None, None]
+    assert [(one := format_in(template)) and one.name for template in templates] == names
     assert format_in("<tool_call><function=name><parameter=x>") is None, "another format with the same marker"
-    assert format_in("[TOOL_CALLS]name[ARGS]{}") is None
+    assert format_in("<function=name><parameter=x>") is None
 
 
 def test_ids_are_what_templates_take():
     assert len({Hermes().new_id() for _ in range(100)}) == 100
     assert all(len(one) == 9 and one.isalnum() for one in (Mistral().new_id() for _ in range(100)))
     text, calls = parse('[TOOL_CALLS] [{"name": "f", "arguments": {}}]', Mistral(), NAMES)
+    assert (text, calls[0].name, len(calls[0].id)) == ("", "f", 9)
+    text, calls = parse("[TOOL_CALLS]f[ARGS]{}", MistralNamed(), NAMES)
     assert (text, calls[0].name, len(calls[0].id)) == ("", "f", 9)

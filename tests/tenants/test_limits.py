@@ -101,17 +101,54 @@ def test_sequences_under_way_are_counted_not_requests():
 
 
 @pytest.mark.parametrize("limit", ["concurrent_requests", "queued_requests"])
-def test_who_could_wait_for_ever_is_told_so(limit: str):
-    world = World(**{limit: 2})
-    error = world.refused(sequences=3)
-    assert error.status == 429
+@pytest.mark.parametrize("bound", [0, 2])
+def test_who_could_wait_for_ever_is_told_so(limit: str, bound: int):
+    """Not to come again, but that the request itself is too large."""
+    world = World(**{limit: bound})
+    error = world.refused(sequences=bound + 1)
+    assert (error.status, error.code, error.param, error.retry_after) == (400, "invalid_request", "n", None)
     assert error.message == (
-        f"the limit {limit} = 2 of this tenant is reached: "
-        "this request alone makes 3 sequences, so it can never be let in"
+        f"this request makes {bound + 1} sequences at once, and the limit {limit} = {bound} of this tenant "
+        "can never let it in"
     )
-    world.admit(sequences=2)
-    if limit == "concurrent_requests":
-        assert "2 are under way, and this request makes 1" in world.refused().message
+    if bound:
+        world.admit(sequences=2)
+    if limit == "concurrent_requests" and bound:
+        error = world.refused()
+        assert (error.status, error.retry_after) == (429, 1)
+        assert "2 are under way, and this request makes 1" in error.message
+
+
+def test_whoever_is_told_to_come_again_is_let_in_then():
+    """Whatever one request asks for: more than a minute's requests or tokens too."""
+    world = World(requests_per_minute=2, tokens_per_minute=10, concurrent_requests=50)
+    for sequences in (1, 2, 3, 50):
+        for tokens in (0, 10, 11, 10**6):
+            for _ in range(3):  # each limit tells of itself
+                try:
+                    world.admit(sequences, tokens).close(tokens, counts=True)
+                    break
+                except ApiError as error:
+                    world.now += (error.retry_after or 0) * SECOND
+            else:
+                raise AssertionError((sequences, tokens))
+
+
+def test_a_call_that_generates_nothing_is_one_of_the_minutes_requests():
+    world = World(requests_per_minute=3, concurrent_requests=0, tokens_per_minute=1)
+    tenant = Tenant(name="t", limits=world.limits, created_at=world.made)
+    for _ in range(3):
+        with world.limiter.one_call(tenant):
+            pass
+        for _ in range(5):  # what fails costs nothing
+            with pytest.raises((ZeroDivisionError, ApiError)), world.limiter.one_call(tenant):
+                raise ZeroDivisionError
+    with pytest.raises(ApiError, match="requests_per_minute = 3") as refusal, world.limiter.one_call(tenant):
+        raise AssertionError("it was let in")
+    assert refusal.value.retry_after == 20
+    world.now += 20 * SECOND
+    with world.limiter.one_call(tenant):
+        assert world.limiter.running("t") == 0
 
 
 def test_tokens_that_were_not_used_are_given_back_and_more_than_reserved_is_taken():
@@ -146,10 +183,10 @@ def test_a_tenant_made_again_begins_with_nothing_under_way_and_full_buckets():
 
 def test_a_refusal_takes_nothing_of_the_other_limits():
     world = World(requests_per_minute=3, tokens_per_minute=10, concurrent_requests=1)
-    for _ in range(50):
-        assert "concurrent_requests = 1" in world.refused(sequences=2).message
     running = world.admit(tokens=10)
     running.reserve(10)
+    for _ in range(50):
+        assert "concurrent_requests = 1" in world.refused().message
     world.limits = Limits(requests_per_minute=3, tokens_per_minute=10)
     for _ in range(50):
         assert "tokens_per_minute = 10" in world.refused(tokens=1).message

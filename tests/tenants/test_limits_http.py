@@ -125,7 +125,45 @@ def test_sequences_under_way_are_limited_and_let_in_again_when_they_end(world: T
     for _ in range(5):
         assert complete(client, n=3).status_code == 200, "the last byte of an answer comes after its end"
         assert complete(client, n=3, stream=True).status_code == 200
-    refused(complete(client, n=4), "concurrent_requests", 3)
+
+
+@pytest.mark.parametrize("limit", ["concurrent_requests", "queued_requests"])
+def test_a_request_that_could_never_be_let_in_is_not_told_to_come_again(
+    world: TenantServer, name: str, limit: str
+):
+    client = tenant(world, name, **{limit: 3})
+    wrong = [{"n": 4}, {"prompt": ["a", "b"], "n": 2}, {"prompt": ["a"] * 4}, {"best_of": 4, "n": 2}]
+    for fields in wrong:
+        for stream in (False, True) if "best_of" not in fields else (False,):
+            answer = complete(client, stream=stream, **fields)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert (error["code"], error["param"]) == (
+                "invalid_request",
+                "best_of" if "best_of" in fields else "n",
+            )
+            assert f"{limit} = 3" in error["message"]
+            assert "retry-after" not in answer.headers
+    assert not world.server.engine.commands
+    assert complete(client, n=3).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("call", "body"), [("tokenize", {"prompt": "hi"}), ("detokenize", {"tokens": [1, 2]})]
+)
+def test_tokenising_counts_among_the_requests_of_a_minute(
+    world: TenantServer, name: str, call: str, body: dict[str, Any]
+):
+    name, path = f"{call}-minute", f"/{call}"
+    client = tenant(world, name, requests_per_minute=3)
+    for wrong in ({**body, "model": "nobodys"}, {"prompt": None, "tokens": [9999]}):
+        assert client.post(path, json=wrong).status_code in (400, 404), "this costs nothing"
+    assert client.post(path, json=body).status_code == 200
+    assert client.post(f"/tenants/{name}{path}", json=body).status_code == 200
+    assert complete(client).status_code == 200
+    refused(client.post(path, json=body), "requests_per_minute", 3)
+    refused(complete(client), "requests_per_minute", 3)
+    assert world.admin.post(path, json=body).status_code == 200, "as public"
 
 
 def test_clients_that_leave_give_back_what_they_held(world: TenantServer, name: str):
@@ -286,32 +324,41 @@ def test_bytes_are_limited_over_all_versions(world: TenantServer, name: str):
     refused(register(client, "y", "2"), "adapter_bytes", 2 * size)
     assert register(client, "x", "1").status_code == 200
     assert client.delete("/adapters/x@1").status_code == 204
-    refused(register(client, "y", "wide"), "adapter_bytes", 2 * size)
+    never(register(client, "y", "wide"), "adapter_invalid", f"adapter_bytes = {2 * size}")
     assert register(client, "y", "2").status_code == 201
 
 
 def test_beyond_the_limit_nothing_is_fetched(world: TenantServer, name: str, monkeypatch: pytest.MonkeyPatch):
-    client = tenant(world, name, adapters=0)
+    client = tenant(world, name, adapters=1)
+    assert register(client, "one", "0").status_code == 201
 
     def fetch(*_: object, **__: object) -> None:
         raise AssertionError("a download for a registration that is refused")
 
     monkeypatch.setattr("heddle.lora.sources.fetch", fetch)
-    refused(register(client, "x", "hf:someone/something"), "adapters", 0)
+    refused(register(client, "x", "hf:someone/something"), "adapters", 1)
+    world.admin.patch(f"/tenants/{name}", json={"limits": {"adapters": 0}}).raise_for_status()
+    never(register(client, "x", "hf:someone/something"), "invalid_request", "adapters = 0")
+
+
+def never(answer: httpx.Response, code: str, limit: str) -> None:
+    """Not to come again: it is beyond the limit all by itself."""
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == code
+    assert limit in answer.json()["error"]["message"]
+    assert "retry-after" not in answer.headers
 
 
 def test_an_upload_that_could_never_fit_is_not_read_to_its_end(world: TenantServer, name: str, roots: Path):
     client = tenant(world, name, adapter_bytes=1)
     config = (roots / "0" / "adapter_config.json").read_bytes()
-    for size, status in ((3 << 20, 429), (1 << 20, 400)):
+    for size, reason in ((3 << 20, "adapter_bytes = 1"), (1 << 20, "safetensors")):
         files = [
             ("files", ("adapter_config.json", config)),
             ("files", ("adapter_model.safetensors", b"\xff" * size)),
         ]
         answer = client.post("/adapters", data={"name": "big"}, files=files)
-        assert answer.status_code == status, "400: it was read, and is no adapter"
-        if status == 429:
-            refused(answer, "adapter_bytes", 1)
+        never(answer, "adapter_invalid", reason)  # the shorter one was read, and is no adapter
 
     def endless() -> Iterator[bytes]:
         yield b'--x\r\nContent-Disposition: form-data; name="files"; filename="adapter_model.safetensors"\r\n\r\n'
@@ -319,7 +366,9 @@ def test_an_upload_that_could_never_fit_is_not_read_to_its_end(world: TenantServ
             yield b"\xff" * (1 << 20)
 
     headers = {"content-type": "multipart/form-data; boundary=x"}
-    refused(client.post("/adapters", content=endless(), headers=headers), "adapter_bytes", 1)
+    never(
+        client.post("/adapters", content=endless(), headers=headers), "adapter_invalid", "adapter_bytes = 1"
+    )
 
 
 def test_rank_is_limited(world: TenantServer, name: str):
@@ -351,11 +400,11 @@ def test_of_registrations_at_once_no_more_than_fit_pass(world: TenantServer, nam
 def test_the_operators_own_adapters_are_not_held_to_public_s_limits(base: Path, roots: Path, tmp_path: Path):
     with with_tenants(tmp_path, base, adapter_roots=(roots,)) as server:
         assert server.admin.patch("/tenants/public", json={"limits": {"adapters": 0}}).status_code == 200
-        refused(register(server.admin, "one", "0"), "adapters", 0)
+        never(register(server.admin, "one", "0"), "invalid_request", "adapters = 0")
     settings = {"adapter_roots": (roots,), "adapters": (("start", str(roots / "0")),)}
     with with_tenants(tmp_path, base, **settings) as server:
         assert [one["name"] for one in server.admin.get("/adapters").json()["data"]] == ["start"]
-        refused(register(server.admin, "one", "1"), "adapters", 0)
+        never(register(server.admin, "one", "1"), "invalid_request", "adapters = 0")
 
 
 # ------------------------------------------------------------------ of everyone

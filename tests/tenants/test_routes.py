@@ -173,7 +173,7 @@ def test_a_key_that_is_none_cannot_be_revoked(tenants):
     foreign = tenants.key("two")
     for key_id in ("key-0", foreign["id"], foreign["prefix"], "%00", foreign["key"]):
         answer = tenants.admin.delete(f"/tenants/one/keys/{key_id}")
-        assert refusal(answer) == (404, "invalid_request", None)
+        assert refusal(answer) == (404, "tenant_not_found", None)
     assert tenants.as_(foreign["key"]).get("/v1/models").status_code == 200
     for _ in range(2):
         assert tenants.admin.delete(f"/tenants/two/keys/{foreign['id']}").status_code == 204

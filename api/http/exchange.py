@@ -1,0 +1,188 @@
+"""One request on a connection, and its response."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
+
+from litestar.types import ASGIApp, HTTPScope, Message, Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from ..errors import ApiError, envelope
+
+if TYPE_CHECKING:
+    from .protocol import HttpProtocol
+
+EXCHANGE = "heddle.exchange"
+"""In the scope of every call: its `Exchange`."""
+
+JSON = (b"content-type", b"application/json")
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+logger = logging.getLogger(__name__)
+
+
+def exchange_of(scope: Scope | HTTPScope) -> Exchange:
+    return cast(Exchange, scope[EXCHANGE])  # type: ignore[literal-required]
+
+
+class Exchange:
+    """What uvicorn's connection calls a cycle, without what its own has for other applications than this one.
+
+    The head of the response goes out with the first piece of its body. Attributes without an underscore up to
+    `response_complete` are those that the connection knows.
+    """
+
+    __slots__ = (
+        "_announced",
+        "_awaits_continue",
+        "_chunked",
+        "_connection",
+        "_head",
+        "body",
+        "disconnected",
+        "headers",
+        "keep_alive",
+        "message_event",
+        "more_body",
+        "response_complete",
+        "scope",
+        "status",
+    )
+
+    def __init__(
+        self, connection: HttpProtocol, scope: HTTPScope, *, keep_alive: bool, awaits_continue: bool
+    ) -> None:
+        self.scope = scope
+        self.body = b""
+        """What has come of the request's, and was not received yet."""
+        self.more_body = True
+        self.message_event = asyncio.Event()
+        """There is something to `receive`."""
+        self.disconnected = False
+        self.keep_alive = keep_alive
+        self.response_complete = False
+        self.headers: list[tuple[bytes, bytes]] = []
+        """The response has these beside its own, whatever it will be."""
+        self.status = 0
+        """The response's; 0: there is none yet."""
+        self._connection = connection
+        self._awaits_continue = awaits_continue
+        self._head = b""
+        self._chunked = False
+        self._announced = 0
+
+    async def run(self, app: ASGIApp) -> None:
+        """Have it answered. What the application cannot answer is logged, and ends the connection."""
+        connection = self._connection
+        try:
+            await app(cast(Scope, self.scope), self.receive, self.send)
+            if not self.response_complete and not self.disconnected:
+                raise RuntimeError("the application has not finished its answer")
+        except BaseException as error:
+            logger.error("unexpected error", exc_info=error)
+            self._give_up()
+        finally:
+            connection.tasks.discard(cast(Any, asyncio.current_task()))
+            del self._connection, self.scope  # they refer to this
+
+    # ---------------------------------------------------------------- ASGI
+
+    async def receive(self) -> Any:
+        connection = self._connection
+        if self._awaits_continue and not self.status and not connection.transport.is_closing():
+            connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._awaits_continue = False
+        if not self.disconnected and not self.response_complete:
+            connection.flow.resume_reading()
+            await self.message_event.wait()
+            self.message_event.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body, self.body = self.body, b""
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def send(self, message: Message) -> None:
+        await self.writable()
+        if message["type"] == "http.response.start":
+            self.begin(message["status"], message["headers"])
+        elif message["type"] == "http.response.body":
+            self.write(message["body"], last=not message["more_body"])
+
+    # ---------------------------------------------------------------- the response
+
+    async def writable(self) -> None:
+        """Return when the client has taken most of what was written."""
+        flow = self._connection.flow
+        if flow.write_paused and not self.disconnected:
+            await flow.drain()
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Names of headers are in lower case. Without a length the body goes in chunks."""
+        assert not self.status, "it has begun already"
+        self.status = status
+        lines = [STATUS_LINE[status]]
+        has_length = False
+        for name, value in chain(self._connection.server_state.default_headers, headers, self.headers):
+            if name == b"content-length":
+                has_length, self._announced = True, int(value)
+            elif name == b"connection":
+                self.keep_alive = self.keep_alive and value.lower() != b"close"
+                continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        if self.scope["method"] == "HEAD" or status in (204, 304):
+            self._announced = 0
+        elif not has_length:
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
+        assert self._head.count(b"\n") == len(lines), "a header holds a line break"
+
+    def write(self, body: bytes, *, last: bool = False) -> None:
+        """A piece of the response's body."""
+        if self.disconnected:
+            return
+        assert self.status, "it has not begun"
+        assert not self.response_complete, "it is over already"
+        if self._chunked:
+            data = b"%b%x\r\n%b\r\n" % (self._head, len(body), body) if body else self._head
+            if last:
+                data += b"0\r\n\r\n"
+        elif self.scope["method"] == "HEAD":
+            data = self._head
+        else:
+            data = self._head + body
+            self._announced -= len(body)
+            assert self._announced == 0 or (self._announced > 0 and not last), "it is not as long as was said"
+        if data:
+            self._connection.write(data)
+        self._head = b""
+        if last:
+            self._end()
+
+    def answer_json(self, status: int, body: bytes, headers: Headers = ()) -> None:
+        """The whole response at once."""
+        self.begin(status, [JSON, (b"content-length", b"%d" % len(body)), *headers])
+        self.write(body, last=True)
+
+    def _give_up(self) -> None:
+        if not self.status:
+            body = envelope(ApiError("internal_error", "the server failed on this request; its log says why"))
+            self.keep_alive = False
+            self.answer_json(500, body)
+        self._connection.close()
+
+    def _end(self) -> None:
+        connection = self._connection
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            connection.close()
+        connection.on_response_complete()
