@@ -241,8 +241,9 @@ def test_a_killed_engine_comes_back_with_every_adapter(server):
     for thread in threads:
         thread.join(60)
     for answer in answers:
-        assert "internal_error" in answer.text
-        assert answer.status_code in (200, 500)
+        begun = "internal_error" in answer.text
+        assert begun or "overloaded" in answer.text, "what had not begun is to be sent again"
+        assert answer.status_code in ((200, 500) if begun else (200, 503))
         assert "[DONE]" not in answer.text
     assert server.client.get("/health").status_code == 200
     server.wait_until(lambda: server.is_up("/ready"), 120)
