@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from .errors import AdapterInvalid, StoreError
+from .errors import StoreError
 from .registry import tenant_row
 from .schema import AdapterRow, TenantRow
 from .usage_tables import holdings
@@ -25,8 +25,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there may be an adapter of this name; the tenant's row, None where no count is limited.
 
         `lock`: until the transaction ends no other registration of the tenant is let past here, so that of two that
-        fit only one by one, one is refused. Raises StoreError rate_limit_exceeded, tenant_not_found, invalid_request
-        where none is allowed.
+        fit only one by one, one is refused. Raises StoreError rate_limit_exceeded, tenant_not_found.
         """
         if self.adapters is None and self.adapter_bytes is None:
             return None
@@ -35,25 +34,15 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
             same = TenantRow.id == owner.id
             session.execute(sa.select(TenantRow.id).where(same).with_for_update(key_share=True))
         if self.adapters is not None and not _has(session, owner, name):
-            if not self.adapters:
-                raise StoreError(
-                    "invalid_request", "the limit adapters = 0 of this tenant allows none", "name"
-                )
             names, _ = holdings(session, owner)
             if names >= self.adapters:
                 raise reached("adapters", self.adapters, f"it has {names}")
         return owner
 
     def check(self, session: Session, tenant: str, name: str, size_bytes: int, *, lock: bool = False) -> None:
-        """The same for a new version of so many bytes under that name. Raises AdapterInvalid for one that is too large
-        by itself."""
+        """The same for a new version of so many bytes under that name."""
         owner = self.check_name(session, tenant, name, lock=lock)
         if owner is not None and self.adapter_bytes is not None:
-            if size_bytes > self.adapter_bytes:
-                raise AdapterInvalid(
-                    f"the adapter has {size_bytes} bytes: more than the limit adapter_bytes = {self.adapter_bytes} of "
-                    "this tenant"
-                )
             _, held = holdings(session, owner)
             if held + size_bytes > self.adapter_bytes:
                 what = f"its adapters hold {held} bytes, and this one has {size_bytes}"

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import multipart  # type: ignore[import-untyped]
 
 from ...lora.inspect import CONFIG_FILE, OTHER_FILES, WEIGHTS_FILE, missing_weights
-from ...lora.quota import Quota
+from ...lora.quota import Quota, reached
 from ..errors import ApiError, invalid
 from ..workers import Pool
 
@@ -39,7 +39,7 @@ def boundary_of(content_type: str) -> str | None:
 @contextmanager
 def upload_limit(most: int, quota: Quota) -> Iterator[int]:
     """The most bytes a file may have: `most`, or what the tenant's adapters may hold together and some more for the
-    file's header. Beyond that an upload is not read to its end. Raises `adapter_invalid`.
+    file's header. Beyond that an upload is not read to its end. Raises StoreError `rate_limit_exceeded`.
     """
     room = most if quota.adapter_bytes is None else quota.adapter_bytes + OVERHEAD_BYTES
     try:
@@ -47,8 +47,7 @@ def upload_limit(most: int, quota: Quota) -> Iterator[int]:
     except ApiError as error:
         if error.code != "body_too_large" or room >= most:
             raise
-        message = f"this upload is larger than the limit adapter_bytes = {quota.adapter_bytes} of this tenant"
-        raise ApiError("adapter_invalid", message) from error
+        raise reached("adapter_bytes", quota.adapter_bytes or 0, "this upload is larger") from error
 
 
 async def receive(
