@@ -18,10 +18,10 @@ def test_load_evict_and_load_again(engine: Any) -> None:
     fake.know("a", blocks=3)
     assert fake.residency.state("a") == AdapterState(digest="a", residency="disk")
     fake.load("a")
-    assert fake.residency.state("a") == AdapterState(digest="a", residency="device", blocks=3)
+    assert fake.residency.state("a") == AdapterState(digest="a", residency="device", blocks=3, size=3)
     assert fake.counts()["adapters"] == 3
     fake.residency.evict("a")
-    assert fake.residency.state("a") == AdapterState(digest="a", residency="host")
+    assert fake.residency.state("a") == AdapterState(digest="a", residency="host", size=3)
     assert fake.counts()["adapters"] == 0
     fake.load("a")
     fake.residency.evict("a", "disk")
@@ -272,11 +272,11 @@ def test_only_what_changed_is_reported_and_once(engine: Any) -> None:
     assert fake.residency.drain_changes() == []
     key = fake.submit([1], "a", max_tokens=1)
     assert fake.residency.drain_changes() == [
-        AdapterState(digest="a", residency="disk", loading=True, in_use=1)
+        AdapterState(digest="a", residency="disk", loading=True, size=2, in_use=1)
     ]
     fake.finish()
     assert fake.received[key].ends == 1
-    assert fake.residency.drain_changes() == [AdapterState(digest="a", residency="device", blocks=2)]
+    assert fake.residency.drain_changes() == [AdapterState(digest="a", residency="device", blocks=2, size=2)]
     fake.residency.know("a", "a")
     fake.residency.pin("b", False)
     assert fake.residency.drain_changes() == []
