@@ -326,8 +326,12 @@ class EngineClient:
         assert self._child is not None
         shares = [SetTenant(share) for share in self._tenants.values()]
         known: list[Command] = [*self._known.values(), *shares]
+        pinned = [command.digest for command in self._known.values() if command.pinned]
+        known += [LoadAdapter(self.new_key(), digest) for digest in pinned]
         if known:
             self._child.send(known)
+        if self.restarts:
+            logger.info("the engine serves again")
         self.ready = ready
         self.stats = _empty(ready.num_blocks)
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 EXCHANGE = "heddle.exchange"
 """In the scope of every call: its `Exchange`."""
 
+BODY_PAUSE = 60.0
+"""Seconds in which nothing of a body comes, after which it is given up."""
+
 JSON = (b"content-type", b"application/json")
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -74,7 +77,13 @@ class Exchange:
         self._awaits_continue = awaits_continue
         self._head = b""
         self._chunked = False
-        self._announced = 0
+        self._announced: int | None = None
+        """Bytes of the body that are to come; None: nobody said."""
+
+    def drop(self) -> None:
+        """It will never be run."""
+        self.disconnected = True
+        del self._connection, self.scope  # they refer to this
 
     async def run(self, app: ASGIApp) -> None:
         """Have it answered. What the application cannot answer is logged, and ends the connection."""
@@ -99,12 +108,23 @@ class Exchange:
         self._awaits_continue = False
         if not self.disconnected and not self.response_complete:
             connection.flow.resume_reading()
-            await self.message_event.wait()
+            await self._something()
             self.message_event.clear()
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         body, self.body = self.body, b""
         return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def _something(self) -> None:
+        """Wait until there is something to receive; of a body that pauses for very long there never is."""
+        if self.message_event.is_set():
+            return
+        try:
+            async with asyncio.timeout(BODY_PAUSE if self.more_body else None):
+                await self.message_event.wait()
+        except TimeoutError:
+            self.disconnected = True
+            self._connection.close()
 
     async def send(self, message: Message) -> None:
         await self.writable()
@@ -126,10 +146,9 @@ class Exchange:
         assert not self.status, "it has begun already"
         self.status = status
         lines = [STATUS_LINE[status]]
-        has_length = False
         for name, value in chain(self._connection.server_state.default_headers, headers, self.headers):
             if name == b"content-length":
-                has_length, self._announced = True, int(value)
+                self._announced = int(value)
             elif name == b"connection":
                 self.keep_alive = self.keep_alive and value.lower() != b"close"
                 continue
@@ -138,7 +157,9 @@ class Exchange:
             lines.append(b"connection: close\r\n")
         if self.scope["method"] == "HEAD" or status in (204, 304):
             self._announced = 0
-        elif not has_length:
+        elif (
+            self._announced is None and self.scope["http_version"] != "1.0"
+        ):  # there the connection's end is the body's
             self._chunked = True
             lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
@@ -159,8 +180,10 @@ class Exchange:
             data = self._head
         else:
             data = self._head + body
-            self._announced -= len(body)
-            assert self._announced == 0 or (self._announced > 0 and not last), "it is not as long as was said"
+            if self._announced is not None:
+                self._announced -= len(body)
+                left = self._announced
+                assert left == 0 or (left > 0 and not last), "it is not as long as was said"
         if data:
             self._connection.write(data)
         self._head = b""

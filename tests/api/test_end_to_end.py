@@ -252,6 +252,17 @@ def test_a_killed_engine_comes_back_with_every_adapter(server):
     assert names == ["five", "one", "sixteen"]
 
 
+def test_pinned_adapters_are_back_on_the_device_after_an_engine_died(server):
+    server.client.patch("/adapters/five", json={"pinned": True}).raise_for_status()
+    try:
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        server.wait_until(lambda: not server.is_up("/ready"), 60)
+        server.wait_until(lambda: server.is_up("/ready"), 120)
+        server.wait_until(lambda: server.client.get("/adapters/five").json()["residency"] == "device")
+    finally:
+        server.client.patch("/adapters/five", json={"pinned": False}).raise_for_status()
+
+
 def test_the_port_answers_before_the_base_is_loaded_and_sigterm_lets_requests_finish(world, tmp_path):
     process = Process(engine={"model": str(world["base"])}, served_model_name="tiny", data_dir=tmp_path)
     try:
