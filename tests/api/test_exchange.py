@@ -14,6 +14,8 @@ from heddle.api.http.exchange import exchange_of
 from heddle.api.http.protocol import HttpProtocol
 from uvicorn.server import ServerState
 
+from ..noted_transport import NotedTransport
+
 App = Callable[[Any, Any, Any], Awaitable[None]]
 PAIR = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ENDS = b"HTTP/1.1\r\nhost: a\r\n"
@@ -228,18 +230,6 @@ async def test_a_header_cannot_break_the_line(caplog):
         writer.write(b"GET / %b\r\n" % ENDS)
         assert b"x-b" not in await reader.read()
     assert "line break" in caplog.text
-
-
-class NotedTransport(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-
-    def write(self, data: Any) -> None:
-        self.written.append(bytes(data))
-
-    def is_closing(self) -> bool:
-        return False
 
 
 async def test_all_of_a_round_of_the_loop_goes_in_one_write():

@@ -12,17 +12,7 @@ from heddle.core.engine.child import EngineChild
 from heddle.core.engine.frame_reader import FrameReader
 from heddle.core.messages import HEADER, Abort, decode_commands
 
-
-class NotedTransport(asyncio.WriteTransport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-
-    def write(self, data: Any) -> None:
-        self.written.append(bytes(data))
-
-    def is_closing(self) -> bool:
-        return False
+from ..noted_transport import NotedTransport
 
 
 @pytest.fixture
