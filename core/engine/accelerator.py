@@ -45,6 +45,10 @@ class Accelerator(Protocol):
     def upload(self, source: torch.Tensor) -> torch.Tensor:
         """`source` (pinned) in new memory of the device, in order. May be `source` itself."""
 
+    def counterpart(self, source: torch.Tensor) -> torch.Tensor:
+        """Memory of the device for what `source` (pinned) will hold, to be sent there again and again: zeros, or
+        `source` itself where the device reads it as it is."""
+
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy `source` (pinned) to `target` in order. `source` stays untouched until `wait_sent`."""
 
@@ -83,8 +87,12 @@ class Host:
     def upload(self, source: torch.Tensor) -> torch.Tensor:
         return source
 
+    def counterpart(self, source: torch.Tensor) -> torch.Tensor:
+        return source
+
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        target.copy_(source)
+        if target.data_ptr() != source.data_ptr():
+            target.copy_(source)
 
     def wait_sent(self) -> None:
         return

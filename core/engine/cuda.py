@@ -49,6 +49,9 @@ class Cuda:
     def upload(self, source: torch.Tensor) -> torch.Tensor:
         return source.to(self._device, non_blocking=True)
 
+    def counterpart(self, source: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(source, device=self._device)
+
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
         self._sent.record(torch.cuda.current_stream(self._device))

@@ -117,8 +117,8 @@ class Runner:
                 self._capture(chunk, hidden[first:end])
             first = end
         if sampling:
-            rows = torch.tensor([row for _, row in sampling], device=hidden.device)
-            self._sample([chunk for chunk, _ in sampling], self._model.logits(hidden[rows]), result)
+            rows = _rows(hidden, [row for _, row in sampling])
+            self._sample([chunk for chunk, _ in sampling], self._model.logits(rows), result)
         return result
 
     def _sample(self, chunks: list[Chunk], logits: torch.Tensor, result: StepResult) -> None:
@@ -185,6 +185,14 @@ class Runner:
             "ms": round(seconds * 1000, 3),
         }
         self._log.write(json.dumps(line) + "\n")
+
+
+def _rows(hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """hidden[rows], ascending; in a step of decodes alone that is all of them, and nothing is copied."""
+    begin, end = rows[0], rows[-1] + 1
+    if end - begin == len(rows):
+        return hidden[begin:end]
+    return hidden[torch.tensor(rows, device=hidden.device)]
 
 
 def _failure(sequence: Sequence, error: SamplingError) -> EngineError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 
 from ...kernels.ops import AdapterTables
 from ..model.forward_batch import ForwardBatch
@@ -26,7 +25,6 @@ class StepBuffers:
     def __init__(
         self,
         accelerator: Accelerator,
-        device: torch.device,
         *,
         most: int,
         table_width: int,
@@ -49,7 +47,7 @@ class StepBuffers:
         self.table_width = table_width
         self._accelerator = accelerator
         self._staged = accelerator.pinned(size)
-        self._sent = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._sent = accelerator.counterpart(self._staged)
         self._host = {name: view.numpy() for name, view in views(self._staged, shapes).items()}
         self._host["cu_seqlens_q"][:] = np.arange(most + 1)  # every row is a sequence, padding too
         self._device = views(self._sent, shapes)

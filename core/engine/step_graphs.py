@@ -148,7 +148,6 @@ def capture_steps(
         most = max(1, min(most, RECORDED_BYTES // _outputs_bytes(model.config)))
     buffers = StepBuffers(
         accelerator,
-        pool.memory.device,
         most=most,
         table_width=-(-min(max_model_len, CONTEXT_LIMIT) // block_size),
         block_size=block_size,

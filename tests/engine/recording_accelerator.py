@@ -53,6 +53,9 @@ class Recorder(Host):
     _sent: list[Move] = field(default_factory=list)
     _aside: list[Pages] = field(default_factory=list)
 
+    def counterpart(self, source: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(source)
+
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
         assert not self._sent, "what was sent before may not have been read yet"
         self.log.append("send")

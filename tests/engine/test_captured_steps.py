@@ -170,7 +170,7 @@ def test_memory_that_does_not_suffice_for_capturing_is_named(
 
 def test_a_replay_reads_exactly_what_was_filled_in_at_the_same_addresses() -> None:
     recorder = Recorder()
-    buffers = StepBuffers(recorder, torch.device("cpu"), most=4, table_width=3, block_size=16, spare=99)
+    buffers = StepBuffers(recorder, most=4, table_width=3, block_size=16, spare=99)
     arrays = {
         "token_ids": np.array([7, 8], np.int64),
         "positions": np.array([20, 3], np.int64),
