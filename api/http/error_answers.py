@@ -14,6 +14,7 @@ from ...core.text.chat_template import ChatTemplateError
 from ...lora.errors import AdapterCorrupt, AdapterInvalid, StoreError
 from ..errors import STATUS, ApiError, ClientGone, envelope, headers, invalid
 from . import calls
+from .methods import allow
 
 logger = structlog.get_logger(__name__)
 
@@ -70,10 +71,11 @@ def _from_http(error: HTTPException, where: str) -> ApiError:
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Litestar's exception handler for everything."""
     refused = as_api_error(error, f"{request.method} {request.url.path}")
+    extra = {}
     if isinstance(error, HTTPException) and error.headers:
-        extra = {name: value for name, value in error.headers.items() if name.lower() == "allow"}
-    else:
-        extra = {}
+        for name, value in error.headers.items():
+            if name.lower() == "allow":
+                extra["allow"] = allow(value.split(", "))
     return Response(
         envelope(refused),
         status_code=refused.status,

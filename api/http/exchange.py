@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from litestar.types import ASGIApp, HTTPScope, Message, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from ..errors import ApiError, envelope
+from ..errors import ApiError, envelope, invalid
 
 if TYPE_CHECKING:
     from .protocol import HttpProtocol
@@ -45,6 +45,7 @@ class Exchange:
         "_awaits_continue",
         "_chunked",
         "_connection",
+        "_fault",
         "_head",
         "body",
         "disconnected",
@@ -61,7 +62,7 @@ class Exchange:
         self, connection: HttpProtocol, scope: HTTPScope, *, keep_alive: bool, awaits_continue: bool
     ) -> None:
         self.scope = scope
-        self.body = b""
+        self.body: bytes | bytearray = b""
         """What has come of the request's, and was not received yet."""
         self.more_body = True
         self.message_event = asyncio.Event()
@@ -75,6 +76,8 @@ class Exchange:
         """The response's; 0: there is none yet."""
         self._connection = connection
         self._awaits_continue = awaits_continue
+        self._fault: str | None = None
+        """Of the request's body, which will never be whole."""
         self._head = b""
         self._chunked = False
         self._announced: int | None = None
@@ -99,9 +102,29 @@ class Exchange:
             connection.tasks.discard(cast(Any, asyncio.current_task()))
             del self._connection, self.scope  # they refer to this
 
+    # ---------------------------------------------------------------- the request's body
+
+    def take(self, piece: bytes) -> None:
+        """A piece of it came."""
+        if not self.body:
+            self.body = piece
+        else:
+            if isinstance(self.body, bytes):
+                self.body = bytearray(
+                    self.body
+                )  # bytes are copied whole for every piece, and it may have one byte
+            self.body += piece
+        self.message_event.set()
+
+    def break_off(self, fault: str) -> None:
+        """What came is no body: who receives it hears of that."""
+        self._fault = fault
+        self.message_event.set()
+
     # ---------------------------------------------------------------- ASGI
 
     async def receive(self) -> Any:
+        """Raises `invalid_request` where what came is no body."""
         connection = self._connection
         if self._awaits_continue and not self.status and not connection.transport.is_closing():
             connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -112,8 +135,10 @@ class Exchange:
             self.message_event.clear()
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
+        if self._fault is not None:
+            raise invalid(self._fault)
         body, self.body = self.body, b""
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        return {"type": "http.request", "body": bytes(body), "more_body": self.more_body}
 
     async def _something(self) -> None:
         """Wait until there is something to receive; of a body that pauses for very long there never is."""
@@ -124,7 +149,7 @@ class Exchange:
                 await self.message_event.wait()
         except TimeoutError:
             self.disconnected = True
-            self._connection.close()
+            self._connection.close(linger=False)
 
     async def send(self, message: Message) -> None:
         await self.writable()
@@ -142,9 +167,14 @@ class Exchange:
             await flow.drain()
 
     def begin(self, status: int, headers: Headers) -> None:
-        """Names of headers are in lower case. Without a length the body goes in chunks."""
+        """Names of headers are in lower case. Without a length the body goes in chunks.
+
+        Where the request's body is not whole, nobody is going to read the rest: the connection ends with the response.
+        """
         assert not self.status, "it has begun already"
         self.status = status
+        if self.more_body:
+            self.keep_alive = False
         lines = [STATUS_LINE[status]]
         for name, value in chain(self._connection.server_state.default_headers, headers, self.headers):
             if name == b"content-length":

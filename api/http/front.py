@@ -6,14 +6,16 @@ It gives the call an id, says who is calling, turns calls away while the server 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from os import urandom
 from typing import cast
+from urllib.parse import urlsplit
 
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from ...lora.errors import StoreError
 from .. import turns
-from ..errors import ApiError, envelope, headers
+from ..errors import ApiError, envelope, headers, invalid
 from ..state import Phase, ServerState
 from ..tenants.auth import Caller, check_allowed, tenant_in
 from ..tenants.keys import without_keys
@@ -21,6 +23,7 @@ from . import calls
 from .calls import Call
 from .error_answers import as_api_error
 from .exchange import Exchange, exchange_of
+from .protocol import FAULT
 
 OPEN = frozenset({"/health", "/ready"})
 """Answered to anyone at any time; they name nothing of anyone's."""
@@ -29,6 +32,8 @@ ALWAYS = OPEN | {"/metrics"}
 
 _HEADERS = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"authorization", b"origin", b"host"})
 """What is looked at here."""
+_HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+"""RFC 3986's characters of a host and its port."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -41,7 +46,13 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = cast(HTTPScope, scope)  # the server speaks nothing else
-        fields = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _HEADERS}
+        fields: dict[bytes, str] = {}
+        twice = False
+        for name, value in scope["headers"]:
+            if name in _HEADERS:
+                if name in fields:
+                    twice = True
+                fields[name] = value.decode("latin-1")
         given = fields.get(b"x-request-id", "")
         request_id = given if _ID.fullmatch(given) else f"req-{urandom(16).hex()}"
         call = Call(
@@ -60,6 +71,9 @@ class Front:
         try:
             await turns.enter()
             try:
+                host = fields.get(b"host")
+                if twice or not _is_host(host):
+                    _check_head(scope, [name for name, _ in scope["headers"]], host, exchange)
                 scope["user"] = caller = await self._admit(path, fields)
             except (ApiError, StoreError) as error:
                 _refuse(as_api_error(error), exchange)
@@ -93,6 +107,38 @@ class Front:
                 tenant = await services.tenants.known(inside)
                 return Caller(tenant.name, is_admin=False, key=tenant.key)
         return caller
+
+
+@lru_cache(maxsize=256)  # it is nearly always the same one
+def _is_host(value: str | None) -> bool:
+    """A host name or address, and a port or none."""
+    if value is None or _HOST.fullmatch(value) is None:
+        return False
+    try:
+        _ = urlsplit(f"//{value}").port
+    except ValueError:  # no port, or no address between brackets
+        return False
+    return True
+
+
+def _check_head(scope: HTTPScope, names: list[bytes], host: str | None, exchange: Exchange) -> None:
+    """Raises `invalid_request` for what is no request at all, and for one that others may take for a call to another
+    host (RFC 9112, 3.2), which ends the connection; `invalid_api_key` where two keys came: others may have looked at
+    either.
+    """
+    fault = cast("str | None", scope.get(FAULT))
+    hosts = names.count(b"host")
+    if fault is None and (hosts > 1 or (not hosts and scope["http_version"] != "1.0")):
+        fault = f"a request has one Host header, and this one has {hosts or 'none'}"
+    elif fault is None and hosts and not _is_host(host):
+        fault = "the Host header names no host"
+    elif fault is None and names.count(b"origin") > 1:
+        fault = "the Origin header is there twice"
+    if fault is not None:
+        exchange.keep_alive = False
+        raise invalid(fault)
+    if names.count(b"authorization") > 1 and scope["path"] not in OPEN:
+        raise ApiError("invalid_api_key", "the Authorization header is there twice")
 
 
 def _refuse(error: ApiError, exchange: Exchange) -> None:

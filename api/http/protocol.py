@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
 from litestar.types import HTTPScope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ..errors import envelope, invalid
 from .exchange import EXCHANGE, Exchange
 
 PRESENCE = "heddle.presence"
 """In the scope of every call: the client's `Presence`."""
+FAULT = "heddle.fault"
+"""In the scope of what came and is no request: what is wrong with it. The front door refuses it like a call."""
+NO_METHOD = "_OTHER"
+"""The method of what came and has none; OpenTelemetry's name for it."""
 
 MOST_WAITING = 1 << 16
 """Bytes that wait for the end of a round; more are sent at once, so that a writer hears when its reader is slow."""
 MOST_HEAD = 1 << 16
-"""Bytes of a request's head."""
+"""Bytes of a request's head, and of all else that comes between pieces of bodies: trailers, what chunks are told of."""
 MOST_PIPELINED = 64
 """Requests of a connection that wait for the one before; what is behind them is not read yet."""
 SLICE = 1 << 13
 """Bytes that are parsed at a time: so many more may become requests at once."""
+HEAD_PAUSE = 60.0
+"""Seconds that a connection's first head may take from its opening, and others from their first byte; then it ends."""
+SEND_PAUSE = 60.0
+"""Seconds in which a client that is sent to takes nothing, after which it is given up."""
+LINGER_SECONDS, LINGER_BYTES = 30.0, 1 << 26
+"""So long, and so much, of a body that nobody wants is read and let go. Who closes with something unread resets the
+connection, and a client that is still sending then loses the answer (RFC 9112, 9.6)."""
 HOP_BY_HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})
 """What an offer to speak another protocol consists of; HTTP lets it be ignored."""
 
@@ -58,21 +70,27 @@ class HttpProtocol(HttpToolsProtocol):
         """Of this round of the loop."""
         self._unread = b""
         """What came and is not parsed yet."""
-        self._head_bytes: int | None = None
-        """Of the head that is being read; None: none is."""
+        self._framing = 0
+        """Bytes since a head began or a piece of a body came."""
         self._running: Exchange | None = None
-        self._last_words: bytes | None = None
-        """What is to be said when all that is under way is answered; then the connection ends."""
+        self._deaf = False
+        """What comes is not read any more: it is no HTTP, or nobody wants it."""
+        self._linger_left: int | None = None
+        """Bytes; None: the connection is not at its end yet."""
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         running, self._running = self._running, None
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
-        for waiting, _ in self.pipeline:
-            cast(Exchange, waiting).drop()
-        self.pipeline.clear()
-        self._unread = b""
+        self._drop_waiting()
+        for timer in (self._head_timer, self._send_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
         self.cycle = cast(Any, None)
         self._outgoing.clear()
@@ -82,19 +100,22 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        if self._last_words is None:
-            self._unread = self._unread + data if self._unread else data
-            self._parse()
+        if self._deaf:
+            self._let_go(len(data))
+            return
+        self._unread = self._unread + data if self._unread else data
+        self._parse()
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._await_head()  # a part of it came
 
     def _parse(self) -> None:
         """What has come, as far as there is room for the requests in it."""
-        while self._unread and self.parser is not None and self._last_words is None:
+        while self._unread and self.parser is not None:
             if len(self.pipeline) >= MOST_PIPELINED:
                 self.flow.pause_reading()
                 return
             data, self._unread = self._unread[:SLICE], self._unread[SLICE:]
-            if self._head_bytes is not None:
-                self._head_bytes += len(data)
+            self._framing += len(data)
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
@@ -102,8 +123,10 @@ class HttpProtocol(HttpToolsProtocol):
             except httptools.HttpParserError:
                 self.send_400_response("Invalid HTTP request received.")
             else:
-                if self._head_bytes is not None and self._head_bytes > MOST_HEAD:
-                    self.send_400_response(f"The head of a request has more than {MOST_HEAD} bytes.")
+                if self._framing > MOST_HEAD:
+                    self.send_400_response(
+                        f"The head or trailer of a request has more than {MOST_HEAD} bytes."
+                    )
 
     def _decline(self, rest: bytes) -> None:
         """Read the request again without its offer to speak another protocol."""
@@ -112,32 +135,50 @@ class HttpProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
             return
         kept = (b"%b: %b\r\n" % field for field in self.headers if field[0] not in HOP_BY_HOP)
-        head = b"".join((b"%b %b HTTP/1.1\r\n" % (method, self.url), *kept, b"\r\n"))
+        version = self.parser.get_http_version().encode()
+        head = b"".join((b"%b %b HTTP/%b\r\n" % (method, self.url, version), *kept, b"\r\n"))
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._head_bytes = None
         self._unread = head + rest + self._unread
 
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
-        self._head_bytes = 0
+        self._framing = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name, value = (
+            name.lower(),
+            value.rstrip(b" \t"),
+        )  # blanks are no part of it, and the parser leaves them
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_body(self, body: bytes) -> None:
-        if not self.parser.should_upgrade():
-            super().on_body(body)
+        self._framing = 0
+        if self.parser.should_upgrade():
+            return
+        exchange = cast(Exchange, self.cycle)
+        if not exchange.response_complete:
+            exchange.take(body)
+            if len(exchange.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
     def on_headers_complete(self) -> None:
-        self._head_bytes = None
+        self._framing = 0
         if self.parser.should_upgrade():
             return  # it comes again
         url, version = httptools.parse_url(self.url), self.parser.get_http_version()
-        path = url.path.decode("ascii")
+        raw_path = url.path or b"/"
+        path = raw_path.decode("ascii")
+        if url.host is not None:
+            self._address(url)
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -145,7 +186,7 @@ class HttpProtocol(HttpToolsProtocol):
             "method": self.parser.get_method().decode("ascii"),
             "scheme": self.scheme,
             "path": unquote(path) if "%" in path else path,
-            "raw_path": url.path,
+            "raw_path": raw_path,
             "query_string": url.query or b"",
             "root_path": "",
             "headers": self.headers,
@@ -154,12 +195,26 @@ class HttpProtocol(HttpToolsProtocol):
             "state": {},
             PRESENCE: self._presence,
         }
+        keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        self._take(scope, keep_alive, self.expect_100_continue and version != "1.0")
+        self.url = b""
+        self.headers = []  # a trailer's are not among the head's
+
+    def _address(self, url: Any) -> None:
+        """Of a request whose target is a whole URL, its host is the one that counts (RFC 9112, 3.2.2)."""
+        host = b"[%b]" % url.host if b":" in url.host else url.host
+        if url.port is not None:
+            host = b"%b:%d" % (host, url.port)
+        self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
+
+    def _take(self, scope: dict[str, Any], keep_alive: bool, awaits_continue: bool) -> None:
+        """Have it answered, when what came before is."""
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
         before = self.cycle
         exchange = scope[EXCHANGE] = Exchange(
-            self,
-            cast(HTTPScope, scope),
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
-            awaits_continue=self.expect_100_continue and version != "1.0",
+            self, cast(HTTPScope, scope), keep_alive=keep_alive, awaits_continue=awaits_continue
         )
         self.cycle = cast(Any, exchange)
         if before is None or before.response_complete:
@@ -173,12 +228,38 @@ class HttpProtocol(HttpToolsProtocol):
         self.tasks.add(self.loop.create_task(cycle.run(app)))
 
     def on_response_complete(self) -> None:
+        if self._linger_left is not None:
+            self.server_state.total_requests += 1
+            return
         super().on_response_complete()
-        if self._last_words is not None and self._running is not None and self._running.response_complete:
-            self.write(self._last_words)
-            self.close()
-        elif self._unread:
+        if self._unread and not self.transport.is_closing():
             self._parse()
+
+    def _drop_waiting(self) -> None:
+        for waiting, _ in self.pipeline:
+            cast(Exchange, waiting).drop()
+        self.pipeline.clear()
+        self._unread = b""
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP, of which `msg` tells. What came before is answered first; nothing more is read."""
+        self._deaf, self._unread = True, b""
+        last = cast("Exchange | None", self.cycle)
+        if last is not None and last.more_body:
+            last.break_off(msg)
+            return
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": self.parser.get_method().decode("ascii") if self.url else NO_METHOD,
+            "path": "",
+            "raw_path": self.url.partition(b"?")[0],
+            "query_string": b"",
+            "headers": [],
+            PRESENCE: self._presence,
+            FAULT: msg,
+        }
+        self._take(scope, keep_alive=False, awaits_continue=False)
 
     # ---------------------------------------------------------------- what goes
 
@@ -199,29 +280,65 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.write(bytes(self._outgoing))
         self._outgoing.clear()
 
-    def close(self) -> None:
-        """When what was written is sent."""
+    def close(self, *, linger: bool = True) -> None:
+        """When what was written is sent. `linger`: a client that is still sending a body gets the time to read that."""
+        if self._linger_left is not None or self.transport.is_closing():
+            return
         self._flush()
+        if linger and self.cycle is not None and self.cycle.more_body:
+            self._linger()
+            return
+        unsent = self.transport.get_write_buffer_size()
         self.transport.close()
+        if unsent:
+            self._watch_sending(unsent)
 
     def shutdown(self) -> None:
         self._flush()
         super().shutdown()
 
-    def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP, so no handler can answer it. `msg` says so in uvicorn's words. What came before is
-        answered first; nothing more is read."""
-        body = envelope(invalid(msg))
-        head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self._last_words, self._unread = head.encode() + body, b""
-        running, last = self._running, cast("Exchange | None", self.cycle)
-        if last is not None and last is not running and last.more_body:  # it can come to no end
-            self.pipeline.popleft()
-            last.drop()
-        if running is None or running.response_complete or running.more_body:
-            if running is None or running.response_complete or not running.status:
-                self.write(self._last_words)
-            self.close()
+    def timeout_keep_alive_handler(self) -> None:
+        self.close()
+
+    def _linger(self) -> None:
+        """Say that nothing more is to come, and let go of what the client sends until it has seen that."""
+        self._deaf, self._linger_left = True, LINGER_BYTES
+        self._drop_waiting()
+        self.flow.resume_reading()
+        with suppress(OSError):  # it has left by now
+            self.transport.write_eof()
+        self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
+    def _let_go(self, size: int) -> None:
+        if self._linger_left is not None:
+            self._linger_left -= size
+            if self._linger_left < 0:
+                self.transport.abort()
+
+    # ---------------------------------------------------------------- who is slow
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_PAUSE, self.close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_sending(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._send_timer is not None and not self.transport.is_closing():
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _watch_sending(self, unsent: int) -> None:
+        """`unsent`: bytes that were written and not taken by the client."""
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+        self._send_timer = self.loop.call_later(SEND_PAUSE, self._look_at_sending, unsent)
+
+    def _look_at_sending(self, before: int) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent >= before:
+            self.transport.abort()
+        elif unsent:
+            self._watch_sending(unsent)

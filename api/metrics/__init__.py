@@ -111,11 +111,13 @@ class Metrics:
         self._prefix_queries.add(amount=queries)
         self._prefix_hits.add(amount=hits)
 
-    def count_end(self, seconds: float, left: bool) -> None:
-        """A completion or chat that had begun is over, at its end or before."""
+    def count_end(self, seconds: float) -> None:
+        """A completion or chat that brought a token is over, at its end or before."""
         self._request_seconds.observe(seconds)
-        if left:
-            self._aborted.add()
+
+    def count_cut(self) -> None:
+        """A completion or chat was cut before its end, whether it had brought a token or not."""
+        self._aborted.add()
 
     def count_use(
         self, tenant: str, adapters: Sequence[tuple[str, str]], prompt_tokens: int, generated_tokens: int

@@ -8,6 +8,8 @@ from litestar import HttpMethod, Response, route
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ControllerRouterHandler
 
+from ..http.methods import allow
+
 
 def options(handlers: Iterable[ControllerRouterHandler]) -> list[HTTPRouteHandler]:
     """A handler for every path of `handlers`; to be registered before them, so that it is the one that counts.
@@ -19,12 +21,12 @@ def options(handlers: Iterable[ControllerRouterHandler]) -> list[HTTPRouteHandle
         if isinstance(handler, HTTPRouteHandler):
             for path in handler.paths:
                 methods.setdefault(path, {"OPTIONS"}).update(handler.http_methods)
-    return [_answer(path, ", ".join(sorted(names))) for path, names in methods.items()]
+    return [_answer(path, allow(names)) for path, names in methods.items()]
 
 
 def _answer(path: str, allowed: str) -> HTTPRouteHandler:
     @route(path, http_method=HttpMethod.OPTIONS, status_code=204)
-    async def allow() -> Response[None]:
+    async def answer() -> Response[None]:
         return Response(None, headers={"allow": allowed})
 
-    return allow
+    return answer

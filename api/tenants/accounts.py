@@ -97,10 +97,12 @@ class Account:
         self._admission.close(used, counts=began or left)
         if self._call is not None:
             self._call.left = left
+        if left:
+            self._metrics.count_cut()
         if began:
-            self._write_down(left)
+            self._write_down()
 
-    def _write_down(self, left: bool) -> None:
+    def _write_down(self) -> None:
         assert self._run is not None
         assert self._selection is not None
         usage, records, choices = self._run.usage(), self._selection.records, self._run.choices
@@ -111,7 +113,7 @@ class Account:
             self._tenant.name, list(adapters), usage.prompt_tokens, usage.completion_tokens
         )
         self._metrics.count_prefixes(len(self._seen), sum(choice.cached_tokens > 0 for choice in choices))
-        self._metrics.count_end(time.monotonic() - self._arrived, left)
+        self._metrics.count_end(time.monotonic() - self._arrived)
         if self._call is not None and (generated := self._call.generated) is not None:
             generated.prompt_tokens = usage.prompt_tokens
             generated.completion_tokens = usage.completion_tokens

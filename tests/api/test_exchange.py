@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import uvicorn
 import uvloop
+from heddle.api.errors import ApiError, envelope, invalid
 from heddle.api.http.exchange import exchange_of
-from heddle.api.http.protocol import HttpProtocol
+from heddle.api.http.protocol import FAULT, HttpProtocol
 from uvicorn.server import ServerState
 
 from ..noted_transport import NotedTransport
@@ -21,10 +22,25 @@ PAIR = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ENDS = b"HTTP/1.1\r\nhost: a\r\n"
 
 
+def refusing(app: App) -> App:
+    """`app` behind what the front door does with what is no request."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        exchange = exchange_of(scope)
+        try:
+            if FAULT in scope:
+                raise invalid(scope[FAULT])
+            await app(scope, receive, send)
+        except ApiError as error:
+            exchange.answer_json(error.status, envelope(error))
+
+    return answer
+
+
 @asynccontextmanager
 async def serving(app: App) -> AsyncIterator[Callable[[], Awaitable[PAIR]]]:
     """What opens connections to a server of `app`."""
-    config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None, access_log=False)
+    config = uvicorn.Config(refusing(app), lifespan="off", ws="none", log_config=None, access_log=False)
     config.load()
     state, opened = ServerState(), []
     server = await asyncio.get_running_loop().create_server(

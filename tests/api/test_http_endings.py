@@ -1,0 +1,345 @@
+"""How connections end: with bodies that nobody reads, and with clients that say nothing or take nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import uvloop
+from heddle.api.http import protocol
+from heddle.api.http.exchange import exchange_of
+
+from .conftest import RunningServer
+from .test_exchange import ENDS, answer_of, echo, head_of, serving
+from .test_hostile_http import run
+
+LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+
+
+async def refuse(scope: Any, receive: Any, send: Any) -> None:
+    """Without a look at the body."""
+    exchange_of(scope).answer_json(413, b'"too large"')
+
+
+# ------------------------------------------------------------------ bodies that nobody reads
+
+
+def test_a_client_that_waits_to_be_asked_is_told_that_the_connection_ends() -> None:
+    async def test() -> None:
+        async with serving(refuse) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST /a %bexpect: 100-continue\r\ncontent-length: 900000000\r\n\r\n" % ENDS)
+            status, headers = await head_of(reader)
+            assert (status, headers["connection"]) == (413, "close")
+            assert await reader.read() == b'"too large"', "and then its end, without waiting for the client"
+
+    run(test())
+
+
+@LOOPS
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+def test_a_client_that_is_still_sending_gets_its_answer(new_loop: Any, framing: str) -> None:
+    """It writes all of it before it reads, as most clients do; nothing is reset."""
+    size = 24 << 20
+
+    async def test() -> None:
+        async with serving(refuse) as connect:
+            reader, writer = await connect()
+            body, head = bytes(size), b"content-length: %d" % size
+            if framing == "chunks":
+                body, head = b"%x\r\n%b\r\n0\r\n\r\n" % (size, body), b"transfer-encoding: chunked"
+            writer.write(b"POST /a %b%b\r\n\r\n" % (ENDS, head))
+            for begin in range(0, len(body), 1 << 20):
+                writer.write(body[begin : begin + (1 << 20)])
+                await writer.drain()  # a reset would raise here
+            status, headers = await head_of(reader)
+            assert (status, headers["connection"]) == (413, "close")
+            assert await reader.read() == b'"too large"'
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(test())
+
+
+@pytest.mark.parametrize("bound", ["LINGER_BYTES", "LINGER_SECONDS"])
+def test_what_is_let_go_is_bounded(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(protocol, bound, 1 << 20 if bound == "LINGER_BYTES" else 0.2)
+
+    async def test() -> None:
+        async with serving(refuse) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST /a %bcontent-length: 900000000000\r\n\r\n" % ENDS)
+            await head_of(reader)
+            began, sent = time.monotonic(), 0
+            with suppress(ConnectionError):
+                while time.monotonic() < began + 10:
+                    writer.write(bytes(1 << 16))
+                    await writer.drain()
+                    sent += 1 << 16
+                    if bound == "LINGER_SECONDS":
+                        await asyncio.sleep(0.01)
+            if bound == "LINGER_BYTES":
+                assert sent < 32 << 20, "what the system's buffers hold comes on top"
+            else:
+                assert 0.1 < time.monotonic() - began < 5
+
+    run(test())
+
+
+def test_bad_bytes_in_a_long_head_leave_the_answer_readable() -> None:
+    async def test() -> None:
+        async with serving(echo) as connect:
+            reader, writer = await connect()
+            writer.write(b"GET /a " + ENDS + b"x-long: ")
+            for _ in range(40):
+                writer.write(b"a" * (1 << 18))
+                await writer.drain()
+            assert (await head_of(reader))[0] == 400
+            await reader.read()
+
+    run(test())
+
+
+def test_a_body_that_was_there_leaves_the_connection_open() -> None:
+    async def test() -> None:
+        async with serving(refuse) as connect:
+            reader, writer = await connect()
+            for _ in range(2):
+                writer.write(b"POST /a %bcontent-length: 5\r\n\r\nhello" % ENDS)
+                status, headers = await head_of(reader)
+                assert (status, "connection" in headers) == (413, False)
+                await reader.readexactly(int(headers["content-length"]))
+
+    run(test())
+
+
+def test_nothing_behind_a_refused_body_becomes_a_request() -> None:
+    seen: list[str] = []
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        await refuse(scope, receive, send)
+
+    async def test() -> None:
+        async with serving(noting) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST /a %bcontent-length: 20\r\n\r\n" % ENDS)
+            await head_of(reader)
+            writer.write(bytes(20) + b"GET /b %b\r\n" % ENDS)
+            assert await reader.read() == b'"too large"'
+        assert seen == ["/a"]
+
+    run(test())
+
+
+def test_who_asked_for_the_end_gets_no_more_answers() -> None:
+    """However many requests are behind it (RFC 9112, 9.6)."""
+    seen: list[str] = []
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        await echo(scope, receive, send)
+
+    async def test() -> None:
+        async with serving(noting) as connect:
+            reader, writer = await connect()
+            writer.write(b"GET /a %bconnection: close\r\n\r\n" % ENDS + b"GET /b %b\r\n" % ENDS * 500)
+            assert await answer_of(reader) == b"GET /a "
+            assert await reader.read() == b""
+        assert seen == ["/a"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n"])
+@pytest.mark.parametrize(
+    ("path", "more", "status"),
+    [
+        ("/v1/completions", b"", 413),
+        ("/adapters", b"content-type: multipart/form-data; boundary=zz\r\n", 413),
+        ("/nowhere", b"", 404),
+        ("/v1/models", b"", 405),
+        ("/v1/chat/completions", b"authorization: Bearer a\r\nauthorization: Bearer b\r\n", 401),
+    ],
+)
+def test_whatever_refuses_a_body_ends_the_connection(
+    server: RunningServer, path: str, more: bytes, status: int, expects: bytes
+) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9000000000\r\n".encode()
+        connection.sendall(head + more + expects + b"\r\n")
+        if not expects:
+            connection.sendall(bytes(4 << 20))
+        answer = b""
+        while data := connection.recv(1 << 16):
+            answer += data
+    lines = answer.partition(b"\r\n\r\n")[0].lower().split(b"\r\n")
+    assert lines[0].startswith(b"http/1.1 %d " % status)
+    assert b"connection: close" in lines
+
+
+# ------------------------------------------------------------------ clients that say nothing
+
+
+@LOOPS
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /a HT", b"GET /a HTTP/1.1\r\nhost: a\r\nx-a"])
+@pytest.mark.parametrize("behind", [False, True], ids=["at first", "behind an answer"])
+def test_a_head_that_does_not_come_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch, new_loop: Any, sent: bytes, behind: bool
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_PAUSE", 0.2)
+
+    async def test() -> None:
+        async with serving(echo) as connect:
+            reader, writer = await connect()
+            if behind:
+                writer.write(b"GET /b %b\r\n" % ENDS)
+                assert await answer_of(reader) == b"GET /b "
+                await asyncio.sleep(0.3)
+                assert not reader.at_eof(), "between requests it may be silent for longer"
+            began = time.monotonic()
+            writer.write(sent)
+            if behind and not sent:
+                return
+            assert await reader.read() == b""
+            assert 0.1 < time.monotonic() - began < 5
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(test())
+
+
+def test_a_head_that_comes_byte_by_byte_has_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_PAUSE", 0.2)
+
+    async def test() -> None:
+        async with serving(echo) as connect:
+            reader, writer = await connect()
+            writer.write(b"GET /b %b\r\n" % ENDS)
+            assert await answer_of(reader) == b"GET /b "
+            end, began = asyncio.create_task(reader.read()), time.monotonic()
+            writer.write(b"GET /")
+            while not end.done():
+                writer.write(b"a")
+                await asyncio.sleep(0.02)
+            assert 0.1 < time.monotonic() - began < 5
+
+    run(test())
+
+
+def test_a_call_that_takes_long_is_not_taken_for_a_head_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_PAUSE", 0.05)
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.2)
+        await echo(scope, receive, send)
+
+    async def test() -> None:
+        async with serving(slow) as connect:
+            reader, writer = await connect()
+            writer.write(b"GET /a %b\r\nGET /b" % ENDS)
+            assert await answer_of(reader) == b"GET /a "
+            writer.write(b" %b\r\n" % ENDS)
+            assert await answer_of(reader) == b"GET /b "
+
+    run(test())
+
+
+# ------------------------------------------------------------------ clients that take nothing
+
+
+@LOOPS
+@pytest.mark.parametrize("how", ["stream", "at once", "at once and to its end"])
+def test_a_client_that_takes_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, new_loop: Any, how: str
+) -> None:
+    monkeypatch.setattr(protocol, "SEND_PAUSE", 0.2)
+    gone: list[bool] = []
+
+    async def much(scope: Any, receive: Any, send: Any) -> None:
+        exchange = exchange_of(scope)
+        if how == "stream":
+            exchange.begin(200, [])
+            while not exchange.disconnected:
+                await exchange.writable()
+                exchange.write(bytes(1 << 16))
+            gone.append(True)
+        else:
+            exchange.answer_json(200, bytes(32 << 20))
+
+    async def test() -> None:
+        async with serving(much) as connect:
+            reader, writer = await connect()
+            writer.transport.pause_reading()
+            end = b"connection: close\r\n" if how.endswith("end") else b""
+            writer.write(b"GET / %b%b\r\n" % (ENDS, end))
+            await asyncio.sleep(1)
+            writer.transport.resume_reading()
+            taken = 0
+            while data := await reader.read(1 << 20):
+                taken += len(data)
+            assert taken < 32 << 20, "what the system's buffers held"
+        assert gone == ([True] if how == "stream" else [])
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(test())
+
+
+def test_a_client_that_takes_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "SEND_PAUSE", 0.2)
+    size = 24 << 20
+
+    async def much(scope: Any, receive: Any, send: Any) -> None:
+        exchange_of(scope).answer_json(200, bytes(size))
+
+    async def test() -> None:
+        async with serving(much) as connect:
+            reader, writer = await connect()
+            writer.write(b"GET / %bconnection: close\r\n\r\n" % ENDS)
+            await head_of(reader)
+            taken = 0
+            while data := await reader.read(1 << 20):
+                taken += len(data)
+                await asyncio.sleep(0.02)
+            assert taken == size
+
+    run(test())
+
+
+# ------------------------------------------------------------------ bodies in very small pieces
+
+
+def test_a_body_of_one_byte_chunks_costs_what_its_bytes_do() -> None:
+    """Not their square: 60 000 of them would copy 1.8 GB."""
+    count = 60_000
+
+    async def test() -> None:
+        async with serving(echo) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST / %btransfer-encoding: chunked\r\n\r\n" % ENDS)
+            began = time.process_time()
+            writer.write(b"1\r\na\r\n" * count + b"0\r\n\r\n")
+            assert await answer_of(reader) == b"POST / " + b"a" * count
+            assert time.process_time() - began < 1
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "endless", [b"1;" + b"a" * 200_000, b"0\r\n" + b"x-a: b\r\n" * 30_000, b"0\r\nx" + b"x" * 200_000]
+)
+def test_what_is_between_a_bodys_pieces_is_bounded(endless: bytes) -> None:
+    async def test() -> None:
+        async with serving(echo) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST / %btransfer-encoding: chunked\r\n\r\n2\r\nab\r\n" % ENDS + endless)
+            status, headers = await head_of(reader)
+            assert status == 400
+            assert str(protocol.MOST_HEAD).encode() in await reader.readexactly(
+                int(headers["content-length"])
+            )
+
+    run(test())
