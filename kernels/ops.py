@@ -116,6 +116,44 @@ class LoraBatch:
         _check(self.pair_weights, torch.float32)
 
 
+@dataclass(frozen=True)
+class Choices:
+    """How the token after each row of logits is chosen. All [R], on the logits' device."""
+
+    temperatures: torch.Tensor
+    """float32; 0: the largest logit is taken, and nothing else here counts."""
+    top_ks: torch.Tensor
+    """int32; 0: all"""
+    top_ps: torch.Tensor
+    """float64; 1: all"""
+    min_ps: torch.Tensor
+    """float32"""
+    points: torch.Tensor
+    """float64 in [0, 1): where the row's cumulative distribution is inverted."""
+    draws: bool
+    """Any row has a temperature; known on the host."""
+
+    def __post_init__(self) -> None:
+        for tensor in (self.temperatures, self.min_ps):
+            _check(tensor, torch.float32)
+        for tensor in (self.top_ps, self.points):
+            _check(tensor, torch.float64)
+        _check(self.top_ks, torch.int32)
+
+
+class ChoosesTokens(Protocol):
+    """What operations for a device offer beside `Ops`; on a CPU the sampler does as well without."""
+
+    def choose_tokens(self, logits: torch.Tensor, choices: Choices) -> torch.Tensor:
+        """The next token of each row of logits float32 [R, vocab]; -1 where one is not finite: int32 [R].
+
+        Greedy: the smallest id with the largest logit. Else weights exp((logit - largest) / temperature) are kept that
+        are min_p at least; of those the top_k largest; of those the fewest largest that hold top_p of their sum, of
+        equal ones always the smallest ids; and the first id is taken whose cumulative weight, in the order of ids and
+        in float64, exceeds `points` times their sum.
+        """
+
+
 class Ops(Protocol):
     """What a model calls. Outputs are new tensors of x's dtype unless said otherwise; sums are in float32."""
 
@@ -243,3 +281,8 @@ def for_device(device: torch.device | str, backend: str = "auto") -> Ops:
         backend = "cpu" if kind == "cpu" else "triton"
     module = {"reference": ".reference", "cpu": ".cpu", "triton": ".triton"}[backend]
     return cast(Ops, importlib.import_module(module, __package__))
+
+
+def token_chooser(operations: Ops) -> ChoosesTokens | None:
+    """The same operations where they choose tokens too."""
+    return cast(ChoosesTokens, operations) if hasattr(operations, "choose_tokens") else None

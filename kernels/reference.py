@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from .dense_weight import DenseWeight
-from .ops import ADAPTER_FORMS, W8A8_SMALLEST, AdapterTables, AttentionBatch, LoraBatch
+from .ops import ADAPTER_FORMS, W8A8_SMALLEST, AdapterTables, AttentionBatch, Choices, LoraBatch
 from .packed_weight import PackedWeight
 from .pool import KV_SMALLEST, ROW_ALIGN, Pool
 
@@ -236,3 +236,26 @@ def _adapter_rows(
     elements = pool.elements(dtype)
     starts = tables.rows[first : first + count].long() * ROW_ALIGN // dtype.itemsize
     return elements[starts.unsqueeze(1) + torch.arange(length, device=elements.device)].float()
+
+
+def choose_tokens(logits: torch.Tensor, choices: Choices) -> torch.Tensor:
+    """argmax, or the id at `points` of the cumulative weights that min_p, top_k and top_p keep: int32 [R]"""
+    out = torch.where(logits.isfinite().all(dim=1), logits.argmax(dim=1), -1).to(torch.int32)
+    temperatures, best = choices.temperatures.tolist(), out.tolist()
+    for row, temperature in enumerate(temperatures):
+        if temperature == 0 or best[row] < 0:
+            continue
+        weights = torch.exp((logits[row] - logits[row].max()) / temperature)
+        order = torch.sort(weights, descending=True, stable=True).indices
+        count = int((weights >= choices.min_ps[row]).sum())
+        top_k = int(choices.top_ks[row])
+        if 0 < top_k < count:
+            count = top_k
+        if choices.top_ps[row] < 1:
+            sums = weights[order[:count]].double().cumsum(0)
+            count = min(count, int(torch.searchsorted(sums, choices.top_ps[row] * sums[-1])) + 1)
+        kept = order[:count].sort().values
+        sums = weights[kept].double().cumsum(0)
+        place = int(torch.searchsorted(sums, choices.points[row] * sums[-1], right=True))
+        out[row] = kept[min(place, count - 1)]
+    return out

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import torch
 
-from ...kernels.ops import AdapterTables
+from ...kernels.ops import AdapterTables, token_chooser
 from ...kernels.pool import Pool
 from ...lora.adapter_entry import short
 from ..messages import EngineError, TokenLogprobs
@@ -25,6 +25,7 @@ from .grammars import Guide, OutOfGrammar
 from .sampler import NotFinite, SampleRow, SamplingError, prompt_logprobs, sample
 from .step_graphs import StepGraphs
 from .swap_copies import SwapCopies
+from .token_choice import TokenChoice
 
 LOGIT_ROWS = 256
 """Rows of logits, each as wide as the vocabulary, that exist at one time for prompts' log-probabilities."""
@@ -57,6 +58,8 @@ class Runner:
         self._tables = tables
         self._eos_token_ids = eos_token_ids
         self._accelerator = accelerator
+        chooser = token_chooser(model.ops)
+        self._choose = sample if chooser is None else TokenChoice(chooser, accelerator).sample
         self.swap = SwapCopies(pool, swap_slots, accelerator)
         self._steps = 0
         self._forwards = 0
@@ -123,7 +126,7 @@ class Runner:
 
     def _sample(self, chunks: list[Chunk], logits: torch.Tensor, result: StepResult) -> None:
         requests = [self._sample_row(chunk.sequence, result) for chunk in chunks]
-        for chunk, answer in zip(chunks, sample(logits, requests)):
+        for chunk, answer in zip(chunks, self._choose(logits, requests)):
             key = chunk.sequence.key
             if key in result.errors:
                 continue

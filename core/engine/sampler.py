@@ -74,6 +74,11 @@ class SampleRow:
         return self.allowed is not None or self.penalises or bool(self.params.logit_bias) or bool(self.masked)
 
     @property
+    def needs_only_logits(self) -> bool:
+        """One token is all that is asked for, and nothing but temperature, min_p, top_k and top_p decides it."""
+        return self.params.logprobs is None and not self.adjusts_logits
+
+    @property
     def penalises(self) -> bool:
         params = self.params
         return (
@@ -132,7 +137,7 @@ def _best(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
 
 def _needs_row(request: SampleRow) -> bool:
     """Whether more than the largest logit matters."""
-    return not request.greedy or request.params.logprobs is not None or request.adjusts_logits
+    return not request.greedy or not request.needs_only_logits
 
 
 def _sample_row(raw: np.ndarray, best: int, request: SampleRow) -> Sampled | SamplingError:

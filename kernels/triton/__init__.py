@@ -12,6 +12,7 @@ from .elementwise import add_rms_norm, embedding, rms_norm, rope_and_write_kv, s
 from .linear_w8a8 import linear_w8a8
 from .linears import linear, linear_int8, linear_invariant, linear_w4
 from .lora import add_lora
+from .sampling import choose_tokens
 
 ROWS_INVARIANT = True
 READS_ANY_FORM = False
@@ -24,6 +25,7 @@ __all__ = [
     "ROWS_INVARIANT",
     "add_lora",
     "add_rms_norm",
+    "choose_tokens",
     "embedding",
     "hold",
     "hold_packed",

@@ -75,7 +75,7 @@ def _step(  # type: ignore[no-untyped-def]
     anchor = tl.where(new_most == float("-inf"), 0.0, new_most)
     weight = tl.exp2(score - anchor[:, None]).to(queries.dtype)
     fade = tl.exp2(most - anchor)
-    ones = tl.full((BLOCK_N, 16), 1.0, queries.dtype)
+    ones = tl.full((BLOCK_N, 16), 1.0, tl.float32).to(queries.dtype)
     sums = tl.dot(weight, ones, input_precision=PRECISION)  # every column is the sum
     weight_sum = weight_sum * fade + tl.sum(tl.where(tl.arange(0, 16)[None, :] == 0, sums, 0.0), axis=1)
     mixed = tl.dot(weight, value.to(queries.dtype), mixed * fade[:, None], input_precision=PRECISION)
@@ -84,12 +84,8 @@ def _step(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _scales(scales, layer, layer_stride, head, HK: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where a head's scales of keys and of values begin in a layer of an int8 cache, which `layer_stride` bytes are."""
-    if scales is None:
-        return None, None
-    else:
-        start = scales + layer * (layer_stride // 4) + HK * BLOCK_SIZE * D // 2 + head * BLOCK_SIZE
-        return start, start + HK * BLOCK_SIZE
+    """Where a head's scales of keys begin in a layer of an int8 cache, which `layer_stride` bytes are."""
+    return scales + layer * (layer_stride // 4) + HK * BLOCK_SIZE * D // 2 + head * BLOCK_SIZE
 
 
 @triton.jit
@@ -130,7 +126,10 @@ def _decode(  # type: ignore[no-untyped-def]
     )
     keys = pool + layer * layer_stride + head * (BLOCK_SIZE * D)
     values = keys + HK * BLOCK_SIZE * D
-    key_scales, value_scales = _scales(scales, layer, layer_stride, head, HK, D, BLOCK_SIZE)
+    key_scales, value_scales = scales, scales
+    if scales is not None:
+        key_scales = _scales(scales, layer, layer_stride, head, HK, D, BLOCK_SIZE)
+        value_scales = key_scales + HK * BLOCK_SIZE
     table = block_tables + sequence.to(tl.int64) * table_stride
     most = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     weight_sum = tl.zeros((BLOCK_M,), dtype=tl.float32)
@@ -209,7 +208,10 @@ def _prefill(  # type: ignore[no-untyped-def]
     queries = tl.load(q + (row * q_stride + query_head * D)[:, None] + dim[None, :], mask=mask, other=0.0)
     keys = pool + layer * layer_stride + head * (BLOCK_SIZE * D)
     values = keys + HK * BLOCK_SIZE * D
-    key_scales, value_scales = _scales(scales, layer, layer_stride, head, HK, D, BLOCK_SIZE)
+    key_scales, value_scales = scales, scales
+    if scales is not None:
+        key_scales = _scales(scales, layer, layer_stride, head, HK, D, BLOCK_SIZE)
+        value_scales = key_scales + HK * BLOCK_SIZE
     table = block_tables + sequence.to(tl.int64) * table_stride
     last = tl.minimum(length, length - count + start + BLOCK_Q)
     seen_by_all = length - count + start + 1

@@ -8,11 +8,11 @@ from itertools import product
 
 import torch
 
-from ..ops import AdapterTables, AttentionBatch, LoraBatch
+from ..ops import AdapterTables, AttentionBatch, Choices, LoraBatch
 from ..packed_weight import PackedWeight
 from ..pool import Pool, PoolLayout
 from ..reference import hold
-from . import attention, elementwise, linears, lora, tiles
+from . import attention, elementwise, linears, lora, sampling, tiles
 from .linear_w8a8 import linear_w8a8
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS = 4096, 32, 8, 128, 14336, 128256, 32
@@ -55,6 +55,7 @@ def cases(
             yield from _attention(dtype, kv_dtype, batches)
         yield from _lora(dtype, pairs)
         yield from _rows(dtype, rows)
+    yield from _sampling(rows)
 
 
 def _linears(dtype: torch.dtype, numbers: Sequence[int]) -> Iterator[Case]:
@@ -135,3 +136,17 @@ def _rows(dtype: torch.dtype, numbers: Sequence[int]) -> Iterator[Case]:
         yield partial(elementwise.add_rms_norm, x, x, weight, 1e-5)
         yield partial(elementwise.silu_mul, meta(rows, 2 * INTERMEDIATE, dtype=dtype))
         yield partial(elementwise.embedding, meta(rows, dtype=torch.int64), table, dtype)
+
+
+def _sampling(numbers: Sequence[int]) -> Iterator[Case]:
+    """Logits are float32 whatever the activations are."""
+    for rows in numbers:
+        choices = Choices(
+            temperatures=meta(rows, dtype=torch.float32),
+            top_ks=meta(rows, dtype=torch.int32),
+            top_ps=meta(rows, dtype=torch.float64),
+            min_ps=meta(rows, dtype=torch.float32),
+            points=meta(rows, dtype=torch.float64),
+            draws=True,
+        )
+        yield partial(sampling.choose_tokens, meta(rows, VOCAB, dtype=torch.float32), choices)

@@ -24,6 +24,7 @@ from .compile_cases import cases
 from .launch import Launch, recorded
 
 POINTERS = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",

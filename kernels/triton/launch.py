@@ -25,6 +25,10 @@ class Launch:
         name: str = self.kernel.__name__
         return name.lstrip("_")
 
+    def start(self) -> None:
+        """Run it, again where it ran before."""
+        self.kernel[self.grid](*self.arguments, **self.options)
+
 
 @dataclass(frozen=True)
 class _Recording:

@@ -213,6 +213,12 @@ def _add_deltas(  # type: ignore[no-untyped-def]
     tl.store(target, tl.load(target, mask=mask, other=0.0).to(tl.float32) + delta, mask=mask)
 
 
+def takes_one_launch(pairs: int, k: int, offsets: Sequence[int]) -> bool:
+    """Whether shrink and expand are one launch, for modules of `k` in-features that end at `offsets`."""
+    widest = max(finish - begin for begin, finish in pairwise(offsets))
+    return pairs <= FEW_PAIRS and k <= FUSED_K and widest <= FUSED_COLUMNS * FUSED_TILES
+
+
 def add_lora(
     out: torch.Tensor,
     x: torch.Tensor,
@@ -221,16 +227,20 @@ def add_lora(
     modules: Sequence[int],
     offsets: Sequence[int],
     lora: LoraBatch,
+    *,
+    one_launch: bool | None = None,
 ) -> None:
-    """out[row, module's columns] += weight * scale * (x[row] @ A.T) @ B.T: one or two launches a round."""
+    """out[row, module's columns] += weight * scale * (x[row] @ A.T) @ B.T: one or two launches a round.
+
+    `one_launch`: None as `takes_one_launch` says; to measure the other way, which is right for few pairs too.
+    """
     tables = lora.tables
     pairs, segments = lora.pair_rows.shape[0], lora.slots.shape[0]
     if not pairs:
         return
     k, count = x.shape[1], len(modules)
     split = pairs <= FEW_PAIRS
-    widest = max(finish - begin for begin, finish in pairwise(offsets))
-    fused = split and k <= FUSED_K and widest <= FUSED_COLUMNS * FUSED_TILES
+    fused = takes_one_launch(pairs, k, offsets) if one_launch is None else one_launch
     parts = cdiv(k, PART) if split else 1
     width = cdiv(tables.max_rank, BLOCK_R) * BLOCK_R
     columns = FUSED_COLUMNS if fused else BLOCK_N

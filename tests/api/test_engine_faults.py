@@ -183,9 +183,10 @@ def test_a_killed_engine_comes_back_with_tenants_keys_adapters_and_pins(server: 
     scrapes = 0
     while server.metric("engine_up") == 0:
         held = [server.metric(f"blocks_{use}") for use in ("used", "cached", "adapters", "free")]
-        if server.metric("engine_up") == 0:
-            assert (held, sum(held)) == ([0, 0, 0, blocks], server.metric("blocks_total"))
-            assert adapters(server) == {"device": 0, "host": 0, "disk": sum(known.values())}
+        places, total = adapters(server), server.metric("blocks_total")
+        if server.metric("engine_up") == 0:  # still, so it was down at all of these
+            assert (held, sum(held)) == ([0, 0, 0, blocks], total)
+            assert places == {"device": 0, "host": 0, "disk": sum(known.values())}
             scrapes += 1
     assert scrapes, "the metrics answered while no engine ran"
     server.wait_until(lambda: server.metric("engine_restarts_total") == 1 and server.is_up("/ready"))

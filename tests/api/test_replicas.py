@@ -152,8 +152,8 @@ def test_pins_and_removals_reach_every_servers_engine(serve, base, sources, tmp_
         assert two.complete(adapter="b").status_code == 200
         one.register("a", "c", replace=True)
         two.wait_until(lambda: not two.engine.adapters[first].pinned)
-        assert sum(state.pinned for state in two.engine.adapters.values()) == 1
-        two.client.patch("/adapters/a", json={"version": 1, "pinned": True})
+        two.wait_until(lambda: sum(state.pinned for state in two.engine.adapters.values()) == 1)
+        assert two.client.patch("/adapters/a", json={"version": 1, "pinned": True}).status_code == 200
         one.wait_until(lambda: one.engine.adapters[first].pinned)
         one.client.patch("/adapters/a", json={"pinned": False})
         two.wait_until(lambda: not any(state.pinned for state in two.engine.adapters.values()))

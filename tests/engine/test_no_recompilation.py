@@ -45,7 +45,7 @@ def key(launch):
 def chunk(number, start, length, adapters):
     sequence = Sequence(
         key=number, group=number, prompt_token_ids=[0] * (start + length), max_tokens=1, tenant="", arrival=0,
-        params=SamplingParams(seed=0, temperature=0.0), adapters=(AdapterUse("a"),) * adapters,
+        params=SamplingParams(seed=0, temperature=random.choice((0.0, 0.7))), adapters=(AdapterUse("a"),) * adapters,
     )
     blocks = tuple(random.randrange(64) for _ in range(-(-(start + length) // 16)))
     return Chunk(sequence=sequence, start=start, token_ids=[0] * length, block_table=blocks,
