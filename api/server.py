@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import uvicorn
@@ -113,6 +113,7 @@ async def _serve(
             await stopped
             state.phase = Phase.DRAINING
             logger.info("draining", in_flight=state.in_flight)
+            http.drain()
             await _first(state.drained(), hurry.wait())
             return 0
     finally:
@@ -147,6 +148,11 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=5,
             )
         )
+
+    def drain(self) -> None:
+        """Nobody waits for the rest of a body any more."""
+        for connection in list(self.server_state.connections):
+            cast(HttpProtocol, connection).drain()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

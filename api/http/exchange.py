@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from litestar.types import ASGIApp, HTTPScope, Message, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from ..errors import ApiError, envelope, invalid
+from ..errors import ApiError, envelope
 
 if TYPE_CHECKING:
     from .protocol import HttpProtocol
@@ -76,8 +76,8 @@ class Exchange:
         """The response's; 0: there is none yet."""
         self._connection = connection
         self._awaits_continue = awaits_continue
-        self._fault: str | None = None
-        """Of the request's body, which will never be whole."""
+        self._fault: ApiError | None = None
+        """Why the request's body will never be whole."""
         self._head = b""
         self._chunked = False
         self._announced: int | None = None
@@ -95,9 +95,11 @@ class Exchange:
             await app(cast(Scope, self.scope), self.receive, self.send)
             if not self.response_complete and not self.disconnected:
                 raise RuntimeError("the application has not finished its answer")
+        except asyncio.CancelledError:  # the server does not wait for it any longer
+            self._give_up(ApiError("shutting_down", "the server is shutting down"))
         except BaseException as error:
             logger.error("unexpected error", exc_info=error)
-            self._give_up()
+            self._give_up(ApiError("internal_error", "the server failed on this request; its log says why"))
         finally:
             connection.tasks.discard(cast(Any, asyncio.current_task()))
             del self._connection, self.scope  # they refer to this
@@ -116,15 +118,15 @@ class Exchange:
             self.body += piece
         self.message_event.set()
 
-    def break_off(self, fault: str) -> None:
-        """What came is no body: who receives it hears of that."""
+    def break_off(self, fault: ApiError) -> None:
+        """No more of the body is to come: who receives it hears why."""
         self._fault = fault
         self.message_event.set()
 
     # ---------------------------------------------------------------- ASGI
 
     async def receive(self) -> Any:
-        """Raises `invalid_request` where what came is no body."""
+        """Raises what the body was broken off with."""
         connection = self._connection
         if self._awaits_continue and not self.status and not connection.transport.is_closing():
             connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -136,7 +138,7 @@ class Exchange:
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         if self._fault is not None:
-            raise invalid(self._fault)
+            raise self._fault
         body, self.body = self.body, b""
         return {"type": "http.request", "body": bytes(body), "more_body": self.more_body}
 
@@ -225,11 +227,10 @@ class Exchange:
         self.begin(status, [JSON, (b"content-length", b"%d" % len(body)), *headers])
         self.write(body, last=True)
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: ApiError) -> None:
         if not self.status:
-            body = envelope(ApiError("internal_error", "the server failed on this request; its log says why"))
             self.keep_alive = False
-            self.answer_json(500, body)
+            self.answer_json(error.status, envelope(error))
         self._connection.close()
 
     def _end(self) -> None:

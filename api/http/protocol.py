@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import unquote
@@ -13,6 +13,7 @@ from litestar.types import HTTPScope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ..errors import ApiError, invalid
 from .exchange import EXCHANGE, Exchange
 
 PRESENCE = "heddle.presence"
@@ -37,8 +38,8 @@ SEND_PAUSE = 60.0
 LINGER_SECONDS, LINGER_BYTES = 30.0, 1 << 26
 """So long, and so much, of a body that nobody wants is read and let go. Who closes with something unread resets the
 connection, and a client that is still sending then loses the answer (RFC 9112, 9.6)."""
-HOP_BY_HOP = frozenset({b"connection", b"upgrade", b"http2-settings"})
-"""What an offer to speak another protocol consists of; HTTP lets it be ignored."""
+OFFER = frozenset({b"upgrade", b"http2-settings"})
+"""Headers, and options of `Connection`, that make an offer to speak another protocol; HTTP lets it be ignored."""
 
 
 class Presence:
@@ -72,6 +73,8 @@ class HttpProtocol(HttpToolsProtocol):
         """What came and is not parsed yet."""
         self._framing = 0
         """Bytes since a head began or a piece of a body came."""
+        self._coding = b""
+        """Of the request's body, where it is more than in chunks."""
         self._running: Exchange | None = None
         self._deaf = False
         """What comes is not read any more: it is no HTTP, or nobody wants it."""
@@ -134,7 +137,7 @@ class HttpProtocol(HttpToolsProtocol):
         if method == b"CONNECT":
             self.send_400_response("Invalid HTTP request received.")
             return
-        kept = (b"%b: %b\r\n" % field for field in self.headers if field[0] not in HOP_BY_HOP)
+        kept = (b"%b: %b\r\n" % field for field in _without_offer(self.headers))
         version = self.parser.get_http_version().encode()
         head = b"".join((b"%b %b HTTP/%b\r\n" % (method, self.url, version), *kept, b"\r\n"))
         self.parser = httptools.HttpRequestParser(self)
@@ -145,6 +148,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
+        self._coding = b""
         self._framing = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -154,6 +158,8 @@ class HttpProtocol(HttpToolsProtocol):
         )  # blanks are no part of it, and the parser leaves them
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
+        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+            self._coding = value
         self.headers.append((name, value))
 
     def on_body(self, body: bytes) -> None:
@@ -167,8 +173,11 @@ class HttpProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():
-            super().on_message_complete()
+        if self.parser.should_upgrade():
+            return
+        if not self.parser.should_keep_alive():  # a trailer too may say so, and then nothing more is read
+            cast(Exchange, self.cycle).keep_alive = False
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         self._framing = 0
@@ -195,6 +204,8 @@ class HttpProtocol(HttpToolsProtocol):
             "state": {},
             PRESENCE: self._presence,
         }
+        if self._coding:
+            scope[FAULT] = "a body may come in chunks, and in no other transfer coding"
         keep_alive = version != "1.0" and self.parser.should_keep_alive()
         self._take(scope, keep_alive, self.expect_100_continue and version != "1.0")
         self.url = b""
@@ -205,6 +216,8 @@ class HttpProtocol(HttpToolsProtocol):
         host = b"[%b]" % url.host if b":" in url.host else url.host
         if url.port is not None:
             host = b"%b:%d" % (host, url.port)
+        if self.parser.get_http_version() == "1.0" and all(name != b"host" for name, _ in self.headers):
+            self.headers.append((b"host", host))  # there it may be missing
         self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
 
     def _take(self, scope: dict[str, Any], keep_alive: bool, awaits_continue: bool) -> None:
@@ -246,7 +259,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._deaf, self._unread = True, b""
         last = cast("Exchange | None", self.cycle)
         if last is not None and last.more_body:
-            last.break_off(msg)
+            last.break_off(invalid(msg))
             return
         scope = {
             "type": "http",
@@ -260,6 +273,12 @@ class HttpProtocol(HttpToolsProtocol):
             FAULT: msg,
         }
         self._take(scope, keep_alive=False, awaits_continue=False)
+
+    def drain(self) -> None:
+        """The server is about to end: a call whose body is not whole by now is told to come again."""
+        last = cast("Exchange | None", self.cycle)
+        if last is not None and last.more_body and not last.status:
+            last.break_off(ApiError("shutting_down", "the server is shutting down"))
 
     # ---------------------------------------------------------------- what goes
 
@@ -342,3 +361,14 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif unsent:
             self._watch_sending(unsent)
+
+
+def _without_offer(headers: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """The others, and of `Connection` what else it says."""
+    for name, value in headers:
+        if name == b"connection":
+            options = [option for option in value.split(b",") if option.strip().lower() not in OFFER]
+            if options:
+                yield name, b",".join(options)
+        elif name not in OFFER:
+            yield name, value

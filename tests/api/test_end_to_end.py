@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -281,7 +283,12 @@ def test_the_port_answers_before_the_base_is_loaded_and_sigterm_lets_requests_fi
         thread = threading.Thread(target=long)
         thread.start()
         process.wait_until(lambda: process.metric("running") > 0)
+        begun = socket.create_connection(("127.0.0.1", process.port), timeout=30)
+        begun.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{")
+        time.sleep(0.2)
         process.popen.send_signal(signal.SIGTERM)
+        with begun:
+            assert begun.recv(1 << 16).startswith(b"HTTP/1.1 503 "), "nobody waits for the rest of its body"
         refused = []
         while thread.is_alive() and not refused:
             answer = process.complete()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from heddle.api.errors import ApiError
 from heddle.api.http import protocol
 from heddle.api.http.exchange import exchange_of
 
@@ -152,6 +153,81 @@ def test_who_asked_for_the_end_gets_no_more_answers() -> None:
         assert seen == ["/a"]
 
     run(test())
+
+
+@pytest.mark.parametrize(
+    ("head", "tail"),
+    [
+        (b"connection: close\r\ncontent-length: 2\r\n\r\nhi", b""),
+        (b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nconnection: close\r\n\r\n", b""),
+        (b"connection: Upgrade, close\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\n", b"hi"),
+        (b"upgrade: h2c\r\nconnection: upgrade\r\nconnection: close\r\ncontent-length: 2\r\n\r\n", b"hi"),
+    ],
+)
+def test_the_end_is_asked_for_in_a_head_a_trailer_or_beside_an_offer(head: bytes, tail: bytes) -> None:
+    async def test() -> None:
+        async with serving(echo) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST /a %b%b%b" % (ENDS, head, tail) + b"GET /b %b\r\n" % ENDS)
+            status, headers = await head_of(reader)
+            assert (status, headers["connection"]) == (200, "close")
+            assert await reader.read() == b"POST /a hi"
+
+    run(test())
+
+
+def test_a_call_whose_body_is_not_whole_does_not_hold_up_the_servers_end() -> None:
+    """Others are answered."""
+    connections: list[protocol.HttpProtocol] = []
+    both, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        connections.append(exchange_of(scope)._connection)
+        if len(connections) == 2:
+            both.set()
+        try:
+            body = b""
+            while len(body) < 2:
+                body += (await receive())["body"]
+            await goes_on.wait()
+            exchange_of(scope).answer_json(200, body)
+        except ApiError as error:
+            exchange_of(scope).answer_json(error.status, error.code.encode())
+
+    async def test() -> None:
+        async with serving(slow) as connect:
+            (whole, whole_writer), (part, part_writer) = await connect(), await connect()
+            for writer, body in ((whole_writer, b"hi"), (part_writer, b"h")):
+                writer.write(b"POST /a %bcontent-length: 2\r\n\r\n%b" % (ENDS, body))
+            await both.wait()
+            for connection in connections:
+                connection.drain()
+            assert (await head_of(part))[0] == 503
+            assert await part.read() == b"shutting_down"
+            goes_on.set()
+            assert (await head_of(whole))[0] == 200
+
+    run(test())
+
+
+def test_what_the_server_does_not_wait_for_any_longer_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    tasks: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        tasks.put_nowait(asyncio.current_task())
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        async with serving(endless) as connect:
+            reader, writer = await connect()
+            writer.write(b"GET /a %b\r\n" % ENDS)
+            (await tasks.get()).cancel()
+            status, headers = await head_of(reader)
+            assert (status, headers["connection"]) == (503, "close")
+            assert b"shutting_down" in await reader.read()
+
+    run(test())
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n"])

@@ -152,6 +152,9 @@ def test_a_target_that_is_a_url_without_a_path_is_the_root(server, target):
 def test_the_host_of_a_target_that_is_a_url_is_the_one_that_counts(server, target, host, status):
     answer = talk(server, b"GET " + target + b"/v1/models HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
     assert answer[0] == status
+    assert talk(server, b"GET " + target + b"/v1/models HTTP/1.0\r\n\r\n")[0] == status, (
+        "also where it is the only one"
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,6 +205,7 @@ LENGTHS = [
     b"transfer-encoding: chunked\r\ncontent-length: 2\r\n",
     b"transfer-encoding: chunked, identity\r\n",
     b"transfer-encoding: identity\r\n",
+    b"transfer-encoding: gzip, chunked\r\n",
     b"transfer-encoding: xchunked\r\n",
     b"transfer-encoding : chunked\r\n",
     b"content-length: +2\r\n",
