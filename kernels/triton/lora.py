@@ -159,10 +159,11 @@ def _expand(  # type: ignore[no-untyped-def]
             pool + b_start[:, None] + n[None, :], mask=in_rank[:, None] & inside[None, :], other=0.0
         )
         left = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+        place = (which * num_pairs + pair).to(tl.int64) * width
         for part in range(parts):
-            place = ((part * len(MODULES) + which) * num_pairs + pair).to(tl.int64) * width
+            at = (part * len(MODULES) * num_pairs).to(tl.int64) * width
             left += tl.load(
-                sums + place[:, None] + r[None, :], mask=live[:, None] & in_rank[None, :], other=0.0
+                sums + at + place[:, None] + r[None, :], mask=live[:, None] & in_rank[None, :], other=0.0
             )
         delta = tl.dot(left * factor[:, None], right.to(tl.float32), delta, input_precision=PRECISION)
     target = out + row[:, None] * out_stride + (begin + n)[None, :]
