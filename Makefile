@@ -112,7 +112,7 @@ lock:  ## write constraints.txt from a fresh environment with the newest version
 	$(PYTHON) -m venv .lock
 	.lock/bin/python -m pip install --quiet -e ".[dev]"
 	(echo "# The versions the project is tested with; 'make lock' rewrites this file."; \
-	  .lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu//' | grep -vE '^(nvidia-|cuda-)') > constraints.txt
+	  .lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu//' | grep -vE '^(nvidia-|cuda-|triton=)') > constraints.txt
 	rm -rf .lock
 
 clean:  ## remove the environment and all caches
