@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from .conftest import RunningServer
-from .test_disconnect import CHAT, send
+from .test_disconnect import leave, leaving, send
 from .test_metrics import Change
 
 
@@ -20,23 +20,9 @@ def settle(server: RunningServer) -> None:
     server.wait_until(lambda: not server.engine.running and not server.state.in_flight)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("after", [0, 2], ids=["before the first token", "in the middle"])
-@pytest.mark.parametrize(
-    ("path", "body", "sequences"),
-    [
-        ("/v1/completions", {"prompt": "x"}, 1),
-        ("/v1/completions", {"prompt": ["x", "y", "z"], "n": 4, "adapter": "a"}, 12),
-        ("/v1/chat/completions", CHAT, 1),
-    ],
-)
+@leaving
 def test_a_client_that_leaves_is_counted_once(server, change, stream, after, path, body, sequences):
-    server.engine.hang_after = after
-    connection = send(server, path, {**body, "stream": stream})
-    server.wait_until(lambda: len(server.engine.running) == sequences)
-    if stream and after:
-        assert b"200 OK" in connection.recv(65536)
-    connection.close()
+    leave(server, stream, after, path, body, sequences)
     settle(server)
     assert change("aborted_requests_total") == 1
     assert change("request_seconds_count") == (1 if after else 0), "those that brought a token"

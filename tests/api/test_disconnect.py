@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from typing import Any
 
 import pytest
 
@@ -22,23 +23,37 @@ def send(server, path: str, body: dict) -> socket.socket:
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("after", [0, 2], ids=["before the first token", "in the middle"])
-@pytest.mark.parametrize(
-    ("path", "body", "sequences"),
-    [
-        ("/v1/completions", {"prompt": "x"}, 1),
-        ("/v1/completions", {"prompt": ["x", "y", "z"], "n": 4, "adapter": "a"}, 12),
-        ("/v1/chat/completions", CHAT, 1),
-    ],
-)
-def test_every_sequence_of_a_client_that_leaves_is_aborted(server, stream, after, path, body, sequences):
+def leaving(test: Any) -> Any:
+    """Run it for clients that leave, of every kind of request, before the first token and in the middle."""
+    for mark in (
+        pytest.mark.parametrize("stream", [False, True]),
+        pytest.mark.parametrize("after", [0, 2], ids=["before the first token", "in the middle"]),
+        pytest.mark.parametrize(
+            ("path", "body", "sequences"),
+            [
+                ("/v1/completions", {"prompt": "x"}, 1),
+                ("/v1/completions", {"prompt": ["x", "y", "z"], "n": 4, "adapter": "a"}, 12),
+                ("/v1/chat/completions", CHAT, 1),
+            ],
+        ),
+    ):
+        test = mark(test)
+    return test
+
+
+def leave(server: Any, stream: bool, after: int, path: str, body: dict, sequences: int) -> None:
+    """Send the request and go away, when nothing or the first tokens have come of it."""
     server.engine.hang_after = after
     connection = send(server, path, {**body, "stream": stream})
     server.wait_until(lambda: len(server.engine.running) == sequences)
     if stream and after:
         assert b"200 OK" in connection.recv(65536)
     connection.close()
+
+
+@leaving
+def test_every_sequence_of_a_client_that_leaves_is_aborted(server, stream, after, path, body, sequences):
+    leave(server, stream, after, path, body, sequences)
     server.wait_until(lambda: not server.engine.running)
     assert len(set(server.engine.aborted)) == sequences
     server.wait_until(lambda: not server.state.in_flight)
