@@ -25,7 +25,7 @@ from .grammars import Guide, OutOfGrammar
 from .sampler import NotFinite, SampleRow, SamplingError, prompt_logprobs, sample
 from .step_graphs import StepGraphs
 from .swap_copies import SwapCopies
-from .token_choice import TokenChoice
+from .token_choice import TokenChoice, rows_of
 
 LOGIT_ROWS = 256
 """Rows of logits, each as wide as the vocabulary, that exist at one time for prompts' log-probabilities."""
@@ -120,7 +120,7 @@ class Runner:
                 self._capture(chunk, hidden[first:end])
             first = end
         if sampling:
-            rows = _rows(hidden, [row for _, row in sampling])
+            rows = rows_of(hidden, [row for _, row in sampling])
             self._sample([chunk for chunk, _ in sampling], self._model.logits(rows), result)
         return result
 
@@ -188,14 +188,6 @@ class Runner:
             "ms": round(seconds * 1000, 3),
         }
         self._log.write(json.dumps(line) + "\n")
-
-
-def _rows(hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """hidden[rows], ascending; in a step of decodes alone that is all of them, and nothing is copied."""
-    begin, end = rows[0], rows[-1] + 1
-    if end - begin == len(rows):
-        return hidden[begin:end]
-    return hidden[torch.tensor(rows, device=hidden.device)]
 
 
 def _failure(sequence: Sequence, error: SamplingError) -> EngineError:

@@ -31,9 +31,9 @@ class TokenChoice:
         there = [i for i, request in enumerate(requests) if request.needs_only_logits]
         here = [i for i, request in enumerate(requests) if not request.needs_only_logits]
         answers: dict[int, Sampled | SamplingError] = {}
-        chosen = self._choose(_rows(logits, there), [requests[i] for i in there]) if there else None
+        chosen = self._choose(rows_of(logits, there), [requests[i] for i in there]) if there else None
         if here:
-            answers.update(zip(here, sample(_rows(logits, here), [requests[i] for i in here])))
+            answers.update(zip(here, sample(rows_of(logits, here), [requests[i] for i in here])))
         if chosen is not None:
             for i, token in zip(there, chosen.tolist()):
                 answers[i] = NotFinite() if token < 0 else Sampled(token)
@@ -59,6 +59,9 @@ class TokenChoice:
         return self._operations.choose_tokens(logits, Choices(**tensors, draws=draws))
 
 
-def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Those rows; `logits` itself where they are all."""
-    return logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
+def rows_of(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """values[rows], ascending and at least one; neighbours, as all rows of a step of decodes are, without a copy."""
+    begin, end = rows[0], rows[-1] + 1
+    if end - begin == len(rows):
+        return values[begin:end]
+    return values[torch.tensor(rows, device=values.device)]

@@ -26,8 +26,8 @@ SHRINK_RANKS, SHRINK_PAIRS = 8, 32
 """A unit of the first pass: so many rows of A times so many rows of x."""
 COLUMNS = 384
 """A unit of the second pass: at most so many columns of `out`, for all segments. With 16 rows over 8 adapters both
-passes take 0.21 of the time of a step's products, as with 576 to 1536; with 192, where B is read in shorter pieces,
-0.32."""
+passes take 0.2 to 0.27 of the time of a step's products, as with 576 to 1536; with 192, where B is read in shorter
+pieces, 0.32."""
 PART_PRODUCTS = 50_000
 """Products of one pass in one part of the work: about 5 microseconds of one core, which mostly waits for memory."""
 
