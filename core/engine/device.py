@@ -16,9 +16,10 @@ from .runner import LOGIT_ROWS
 CPU_POOL_SHARE, CPU_POOL_LIMIT = 4, 4 << 30
 """On a CPU the pool takes a quarter of what is available, at most 4 GiB."""
 CPU_STEP_TOKENS, CUDA_STEP_TOKENS = 256, 2048
-"""Tokens in one step: how long a running stream can wait for somebody's long prompt. Prefill of the demo base, INT8, on
-two AVX2 cores, in one step: 128 rows 258 ms, 256 rows 566 ms, 512 rows 1.28 s, 1024 rows 2.69 s: 2.0, 2.2, 2.5 and
-2.6 ms a row, so larger steps gain nothing. CUDA's is vLLM's usual figure, not measured here."""
+"""Tokens in one step (on a CPU, of prompts): how long a running stream waits for somebody's long prompt. Prefill of
+the demo base, INT8, on two AVX2 cores, in one step: 128 rows 258 ms, 256 rows 566 ms, 512 rows 1.28 s, 1024 rows
+2.69 s: 2.0, 2.2, 2.5 and 2.6 ms a row, so larger steps gain nothing. CUDA's is vLLM's usual figure, not measured
+here."""
 DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -56,11 +57,16 @@ def pool_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> i
     return int(total * config.gpu_memory_utilization) - (total - free) - step_bytes
 
 
-def batched_tokens(config: EngineConfig, device: torch.device) -> int:
-    """Tokens in one step."""
+def step_tokens(config: EngineConfig, device: torch.device) -> tuple[int, int]:
+    """The most tokens of one step, and the most of them that are prompts'.
+
+    By default decodes take no room from the prompts on a CPU, where a step is short: four prompts of 64 tokens fit
+    into every step, not only into the first."""
     if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    return CPU_STEP_TOKENS if device.type == "cpu" else CUDA_STEP_TOKENS
+        return config.max_num_batched_tokens, config.max_num_batched_tokens
+    if device.type == "cpu":
+        return CPU_STEP_TOKENS + config.max_num_seqs, CPU_STEP_TOKENS
+    return CUDA_STEP_TOKENS, CUDA_STEP_TOKENS
 
 
 def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, tokens: int) -> int:

@@ -108,7 +108,7 @@ class Engine:
             )
         except ModelError as error:
             raise EngineStartError(str(error)) from error
-        tokens = machine.batched_tokens(config, device)
+        tokens, prompt_tokens = machine.step_tokens(config, device)
         step_bytes = machine.step_bytes(config, model_config, dtype, tokens)
         if captures:
             step_bytes += graph_bytes(config.max_num_seqs, model_config, dtype, max_model_len)
@@ -178,6 +178,7 @@ class Engine:
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=tokens,
+            max_prompt_tokens=prompt_tokens,
             max_model_len=max_model_len,
             max_queued=config.max_queued_requests,
             eos_token_ids=eos_token_ids,

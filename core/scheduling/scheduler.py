@@ -54,14 +54,17 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         fair: bool = True,
         patience: int = 64,
+        max_prompt_tokens: int | None = None,
     ) -> None:
         """`max_queued`: waiting sequences beyond which new ones are refused as `overloaded`. `swap_slots`:
         blocks that swap space holds. `fair`: between tenants; False: all are served as one. `patience`: steps
-        that a sequence may lack room before others make way for it."""
+        that a sequence may lack room before others make way for it. `max_prompt_tokens`: of a step; None: what
+        decodes leave of it."""
         pool.attach(residency.places)
         self._pool = pool
         self._residency = residency
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_prompt_tokens = max_prompt_tokens or max_num_batched_tokens
         self._eos_token_ids = eos_token_ids
         self._acceptance = Acceptance(residency, block_size, max_model_len)
         self._cache = PrefixCache(pool, block_size, enable_prefix_caching)
@@ -165,6 +168,7 @@ class Scheduler:
             owes_one = len(sequence) - sequence.num_computed == 1
             if draft.left and owes_one and sequence.status is Status.RUNNING and self._grow(sequence):
                 draft.add(sequence, 1)
+        draft.left = min(draft.left, self._max_prompt_tokens)
         self._turns.begin(one for one in self._running if len(one) - one.num_computed > 1)
         if draft.left:
             for sequence in self._admission.admit(self._running, self._step, self._has_rows):

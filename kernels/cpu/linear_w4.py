@@ -145,7 +145,7 @@ class _PackedTile(Tile):
                         made[panel] = panels[panel].values(b, k)
                     return made[panel][part]
 
-                self.add_pair(b, slots, [partial(math.pair, b, x, k) for x in xs], weights)
+                self.add(b, slots, [partial(math.factor, b, x, k) for x in xs], weights)
         self.finish(b, slots, outs)
 
 

@@ -27,7 +27,7 @@ from ..ops import W8A8_MAX_K, W8A8_SMALLEST
 from .arrays import address, array_at, dense
 from .compiled import compiled, inner
 from .linears import STRIP
-from .panels import ROWS, panel_products
+from .panels import QUAD, ROWS, X86_QUADS, panel_products
 from .recording import empty, launch
 from .team import share
 from .vector_ir import LANES, add_weighted_rows
@@ -35,6 +35,8 @@ from .vector_ir import LANES, add_weighted_rows
 COLUMNS = STRIP * PANEL
 """Of the output, worked on together."""
 
+ZERO = np.uint8(128) if X86_QUADS else np.int16(0)
+"""The code of zero, of the type of all codes; the others are so much larger or smaller."""
 CACHED_CODES = 65536
 """Codes worked on together (128 KiB: a share of the second-level cache)."""
 PART_PRODUCTS = 300_000
@@ -48,7 +50,7 @@ MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 @inner
-def _quantize(part, parts, codes, scales, values, places, counts, x, limit):  # type: ignore[no-untyped-def]
+def _quantize(part, parts, codes, zero, scales, values, places, counts, x, limit):  # type: ignore[no-untyped-def]
     """One part of the rows of x as codes, scales and outliers: what is not below `limit`, a magnitude's bits.
 
     The first counts[t] of values[t] and places[t] are row t's outliers and their columns, in order.
@@ -68,7 +70,7 @@ def _quantize(part, parts, codes, scales, values, places, counts, x, limit):  # 
         for j in range(k):
             rounded = np.float32(np.float32(row[j] * factor) + ROUND) - ROUND
             magnitude = np.int32(row_bits[j] & MAGNITUDE)
-            row_codes[j] = np.int16(np.int32(rounded)) if magnitude < limit else np.int16(0)
+            row_codes[j] = np.int32(rounded) + np.int32(zero) if magnitude < limit else np.int32(zero)
         found = 0
         for j in range(k if count else 0):
             if np.int32(row_bits[j] & MAGNITUDE) >= limit:
@@ -113,9 +115,9 @@ def _finish(row, sums, row_scale, deltas, scale, bias):  # type: ignore[no-untyp
 
 @inner
 def _columns(  # type: ignore[no-untyped-def]
-    part, parts, out, codes, row_scales, values, places, counts, outlier_columns, w, scale, bias, k
+    part, parts, out, codes, step, row_scales, values, places, counts, outlier_columns, w, scale, bias, k
 ):  # fmt: skip
-    """One part of the columns of out [rows, size]; `codes` [rows * k] and `w` (in panels) are flat."""
+    """One part of the columns of out [rows, size]; `codes` [rows * step] and `w` (in panels) are flat."""
     rows, size = out.shape
     panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
     begin, end = panels * part // parts, panels * (part + 1) // parts
@@ -131,7 +133,7 @@ def _columns(  # type: ignore[no-untyped-def]
             _widen_columns(table, outlier_columns, w, n, width, panel_size)
             for left in range(tiles, 0, -1):
                 height = (last - t + left - 1) // left  # tiles of like height
-                panel_products(sums, COLUMNS, codes, t * k, k, height, w, q * panel_size, count, k)
+                panel_products(sums, COLUMNS, codes, t * step, step, height, w, q * panel_size, count, k)
                 for m in range(height):
                     outliers = counts[t + m]
                     if outliers:
@@ -149,24 +151,25 @@ def _columns(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _product(words, out_at, x_at, rows, w_at, size, scale_at, bias_at, limit, k):  # type: ignore[no-untyped-def]
+def _product(words, zero, out_at, x_at, rows, w_at, size, scale_at, bias_at, limit, k):  # type: ignore[no-untyped-def]
     real = np.float32(0)
     stored = (size + PANEL - 1) // PANEL * PANEL * ((k + 1) // PAIR * PAIR)
     x, w = array_at(x_at, real, (rows, k)), array_at(w_at, np.int8(0), (stored,))
-    codes, row_scales = np.empty((rows, k), np.int16), np.empty(rows, np.float32)
+    step = (k + QUAD - 1) // QUAD * QUAD
+    codes, row_scales = np.full((rows, step), zero), np.empty(rows, np.float32)
     values, places, counts = (
         np.empty((rows, k), np.float32),
         np.empty((rows, k), np.int64),
         np.empty(rows, np.int64),
     )
     parts = max(1, min(rows, rows * k // PART_VALUES))
-    share(words, parts, _quantize, (codes, row_scales, values, places, counts, x, np.int32(limit)))
+    share(words, parts, _quantize, (codes, zero, row_scales, values, places, counts, x, np.int32(limit)))
     outlier_columns = _number_columns(places, counts, k)
     parts = max(1, min(rows * size * k // PART_PRODUCTS, size // COLUMNS))
     share(
         words, parts, _columns,
         (
-            array_at(out_at, real, (rows, size)), codes.reshape(rows * k), row_scales, values, places, counts,
+            array_at(out_at, real, (rows, size)), codes.reshape(rows * step), step, row_scales, values, places, counts,
             outlier_columns, w, array_at(scale_at, real, (size,)),
             array_at(bias_at, real, (size if bias_at else 0,)), k,
         ),
@@ -184,7 +187,7 @@ def linear_w8a8(
         values, scale, bias = dense(x), dense(scale), None if bias is None else dense(bias)
         limit = np.float32(threshold or np.inf)
         launch(
-            _product, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(), size, scale.data_ptr(),
+            _product, ZERO, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(), size, scale.data_ptr(),
             address(bias), int(limit.view(np.int32)), k,
         )  # fmt: skip
     return out if x.dtype is torch.float32 else out.to(x.dtype)

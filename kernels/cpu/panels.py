@@ -30,8 +30,12 @@ from .vector_ir import call_tile, fused, pointers, prefetch, splat, widened
 
 ROWS = 6
 """Rows of a tile, at most."""
-X86_PAIRS = bool(binding.get_host_cpu_features().get("avx2"))
+QUAD = 2 * PAIR
+_FEATURES = binding.get_host_cpu_features()
+X86_PAIRS = bool(_FEATURES.get("avx2"))
 """Whether this machine multiplies pairs of int16 and adds the two in one instruction."""
+X86_QUADS = bool(_FEATURES.get("avx512vnni") and _FEATURES.get("avx512vl"))
+"""Whether it multiplies four uint8 by four int8 and adds the four, in one instruction and with 32 registers."""
 AHEAD = 256
 """Elements of a panel that are fetched before their turn."""
 
@@ -60,13 +64,14 @@ def panel_products(
 
     for m < `rows` (1 to `ROWS`), q < `panels`, i < 8. The panels of the weight begin at w[w_at]. Arrays are read as
     flat: out and x float32 and w float32, float16, bfloat16 (as `vector_ir` calls them) or int8; or out int32, x int16
-    and w int8. The sums of integers are modulo 2^32.
+    and w int8; or, with `X86_QUADS`, out int32, w int8 and x uint8, of which each element stands for itself - 128 and
+    rows lie k rounded up to `QUAD` apart. The sums of integers are modulo 2^32.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         arrays = pointers(context, b, signature, args)
         x_type, w_type = signature.args[2].dtype, signature.args[6].dtype
-        arithmetic = Floats(w_type) if x_type == types.float32 else Integers()
+        arithmetic = Floats(w_type) if x_type == types.float32 else INTEGERS[x_type]()
         _, out_step, _, x_at, x_step, rows, _, w_at, panels, k = args
         x_begin, w_begin = b.gep(arrays[2], [x_at]), b.gep(arrays[6], [w_at])
         operands = [arrays[0], out_step, x_begin, x_step, w_begin, panels, k]
@@ -84,6 +89,10 @@ class Floats:
     """By rows of the tile."""
     vectors = 2
     """Of sums, a panel."""
+    inputs = PAIR
+    """Of a row, at once."""
+    constant_rows = 0
+    """That a tile multiplies besides its own."""
     zero = ir.Constant(_FLOATS, [0.0] * PANEL)
 
     def __init__(self, dtype: Any) -> None:
@@ -92,7 +101,9 @@ class Floats:
     def weights(self, b: Any, panel: Any, at: Any, vector: int) -> Any:
         return widened(b, panel, b.add(at, at.type(vector * PANEL)), self._dtype, PANEL)
 
-    def pair(self, b: Any, x: Any, k: Any) -> Any:
+    last_weights = weights
+
+    def factor(self, b: Any, x: Any, k: Any) -> Any:
         """x[k], x[k + 1], x[k], …"""
         two = b.load(b.bitcast(b.gep(x, [k]), _I64.as_pointer()), align=4)
         return b.bitcast(splat(b, two, PANEL // 2), _FLOATS)
@@ -106,8 +117,8 @@ class Floats:
     def add(self, b: Any, total: Any, x: Any, w: Any) -> Any:
         return fused(b, x, w, total)
 
-    def outputs(self, b: Any, sums: list[Any]) -> Any:
-        """The sums of a panel's outputs."""
+    def outputs(self, b: Any, sums: list[Any], constant: list[Any]) -> Any:
+        """The sums of a panel's outputs; `constant`: those of the constant row, if there is one."""
         low, high = sums
         even, odd = (ir.Constant(_SUMS, list(range(start, 2 * PANEL, 2))) for start in (0, 1))
         return b.fadd(b.shuffle_vector(low, high, even), b.shuffle_vector(low, high, odd))
@@ -118,13 +129,17 @@ class Integers:
 
     panels_at_once: ClassVar = {1: 8, 2: 5, 3: 3, 4: 2, 5: 2, 6: 2}
     vectors = 1
+    inputs = PAIR
+    constant_rows = 0
     zero = ir.Constant(_SUMS, [0] * PANEL)
 
     def weights(self, b: Any, panel: Any, at: Any, vector: int) -> Any:
         place = b.bitcast(b.gep(panel, [at]), ir.VectorType(_I8, _ELEMENTS).as_pointer())
         return b.sext(b.load(place, align=1), _CODES)
 
-    def pair(self, b: Any, x: Any, k: Any) -> Any:
+    last_weights = weights
+
+    def factor(self, b: Any, x: Any, k: Any) -> Any:
         two = b.load(b.bitcast(b.gep(x, [k]), _I32.as_pointer()), align=2)
         return b.bitcast(splat(b, two, PANEL), _CODES)
 
@@ -143,15 +158,67 @@ class Integers:
             total = b.add(total, b.mul(left, right))
         return total
 
-    def outputs(self, b: Any, sums: list[Any]) -> Any:
+    def outputs(self, b: Any, sums: list[Any], constant: list[Any]) -> Any:
         return sums[0]
+
+
+class Quads:
+    """uint8 that stand for themselves - 128 times int8: one vector a panel, four products added up at once.
+
+    What is too much by 128 a factor are the products of a row of constants.
+    """
+
+    panels_at_once: ClassVar = {1: 8, 2: 6, 3: 5, 4: 4, 5: 4, 6: 3}
+    vectors = 1
+    inputs = QUAD
+    constant_rows = 1
+    zero = Integers.zero
+
+    def weights(self, b: Any, panel: Any, at: Any, vector: int) -> Any:
+        """Those of two pairs of inputs, for each output the four together."""
+        place = b.bitcast(b.gep(panel, [at]), ir.VectorType(_I16, 2 * PANEL).as_pointer())
+        return self._by_output(b, b.load(place, align=1))
+
+    def last_weights(self, b: Any, panel: Any, at: Any, vector: int) -> Any:
+        """Those of one pair, and zeros."""
+        place = b.bitcast(b.gep(panel, [at]), ir.VectorType(_I16, PANEL).as_pointer())
+        lanes = ir.Constant(ir.VectorType(_I32, 2 * PANEL), list(range(2 * PANEL)))
+        zeros = ir.Constant(ir.VectorType(_I16, PANEL), [0] * PANEL)
+        return self._by_output(b, b.shuffle_vector(b.load(place, align=1), zeros, lanes))
+
+    def _by_output(self, b: Any, pairs: Any) -> Any:
+        lanes = [half * PANEL + output for output in range(PANEL) for half in (0, 1)]
+        turned = b.shuffle_vector(pairs, pairs, ir.Constant(ir.VectorType(_I32, 2 * PANEL), lanes))
+        return b.bitcast(turned, _SUMS)
+
+    def factor(self, b: Any, x: Any, k: Any) -> Any:
+        return splat(b, b.load(b.bitcast(b.gep(x, [k]), _I32.as_pointer()), align=1), PANEL)
+
+    last = factor
+
+    def constant(self) -> Any:
+        """128 in every byte."""
+        return ir.Constant(_SUMS, [-0x7F7F7F80] * PANEL)
+
+    def add(self, b: Any, total: Any, x: Any, w: Any) -> Any:
+        kind = ir.FunctionType(_SUMS, [_SUMS] * 3)
+        function = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.vpdpbusd.256")
+        return b.call(function, [total, x, w])
+
+    def outputs(self, b: Any, sums: list[Any], constant: list[Any]) -> Any:
+        return b.sub(sums[0], constant[0])
+
+
+INTEGERS: dict[Any, type[Integers | Quads]] = {types.int16: Integers, types.uint8: Quads}
+"""By the type of the rows' values."""
 
 
 class Tile:
     """The code for so many rows and any number of panels."""
 
-    def __init__(self, rows: int, arithmetic: Floats | Integers) -> None:
+    def __init__(self, rows: int, arithmetic: Floats | Integers | Quads) -> None:
         self.rows = rows
+        self._factors = rows + arithmetic.constant_rows
         self.arithmetic = arithmetic
 
     def define(self, function: Any) -> None:
@@ -181,31 +248,34 @@ class Tile:
         """Those of the rows `xs` with the panels `ws`, of which the first has the number `q`, into `outs`."""
         math, word = self.arithmetic, size.type
         slots = self.zeros(b, len(ws))
-        whole = b.and_(size, word(-PAIR))
+        whole = b.and_(b.add(size, word(math.inputs // PAIR - 1)), word(-math.inputs))
+        constants = [math.constant] if math.constant_rows else []
 
-        def weights(k: Any) -> Any:
+        def read(weights: Any, k: Any) -> Any:
             at = b.mul(k, word(PANEL))
-            return lambda panel, part: math.weights(b, ws[panel], at, part)
+            return lambda panel, part: weights(b, ws[panel], at, part)
 
-        with cgutils.for_range_slice(b, word(0), whole, word(PAIR), word) as (k, _):
+        with cgutils.for_range_slice(b, word(0), whole, word(math.inputs), word) as (k, _):
             for panel in ws:
                 prefetch(b, b.gep(panel, [b.add(b.mul(k, word(PANEL)), word(AHEAD))]))
-            self.add_pair(b, slots, [partial(math.pair, b, x, k) for x in xs], weights(k))
+            factors = [partial(math.factor, b, x, k) for x in xs]
+            self.add(b, slots, [*factors, *constants], read(math.weights, k))
         with b.if_then(b.icmp_signed("<", whole, size)):
-            self.add_pair(b, slots, [partial(math.last, b, x, whole) for x in xs], weights(whole))
+            factors = [partial(math.last, b, x, whole) for x in xs]
+            self.add(b, slots, [*factors, *constants], read(math.last_weights, whole))
         self.finish(b, slots, outs)
 
     def zeros(self, b: Any, panels: int) -> list[Any]:
         """Sums of every row and every vector of the panels."""
         math = self.arithmetic
-        slots = [cgutils.alloca_once(b, math.zero.type) for _ in range(self.rows * panels * math.vectors)]
+        slots = [cgutils.alloca_once(b, math.zero.type) for _ in range(self._factors * panels * math.vectors)]
         for slot in slots:
             b.store(math.zero, slot)
         return slots
 
-    def add_pair(self, b: Any, slots: list[Any], factors: list[Any], weights: Any) -> None:
-        """Add the products of one pair of inputs: `factors[row]()` times `weights(panel, part)`."""
-        math, vectors = self.arithmetic, len(slots) // self.rows
+    def add(self, b: Any, slots: list[Any], factors: list[Any], weights: Any) -> None:
+        """Add the products of the inputs at hand: `factors[row]()` times `weights(panel, part)`."""
+        math, vectors = self.arithmetic, len(slots) // self._factors
 
         def add(row: int, vector: int, factor: Any, value: Any) -> None:
             slot = slots[row * vectors + vector]
@@ -226,13 +296,15 @@ class Tile:
 
     def finish(self, b: Any, slots: list[Any], outs: list[Any]) -> None:
         """Store the sums of each row's outputs."""
-        math, vectors = self.arithmetic, len(slots) // self.rows
+        math, vectors = self.arithmetic, len(slots) // self._factors
+        sums = [b.load(slot) for slot in slots]
+        constant = sums[self.rows * vectors :]
         for row, out in enumerate(outs):
-            for panel in range(vectors // math.vectors):
-                first = row * vectors + panel * math.vectors
-                sums = [b.load(slot) for slot in slots[first : first + math.vectors]]
-                place = b.bitcast(b.gep(out, [_I64(panel * PANEL)]), math.zero.type.as_pointer())
-                b.store(math.outputs(b, sums), place, align=4)
+            for first in range(0, vectors, math.vectors):
+                own = slice(first, first + math.vectors)
+                values = math.outputs(b, sums[row * vectors :][own], constant[own])
+                place = b.gep(out, [_I64(first // math.vectors * PANEL)])
+                b.store(values, b.bitcast(place, math.zero.type.as_pointer()), align=4)
 
 
 def call_tiles(b: Any, rows: Any, name: str, operands: list[Any], tile_of: Callable[[int], Tile]) -> None:

@@ -21,7 +21,13 @@ PATIENCE_LIMIT = 3000
 TENANTS = ("public", "acme", "zeta")
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "roomy": {"blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 48},
+    "roomy": {
+        "blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 48,
+        "max_prompt_tokens": 40,
+    },
     "tight": {
         "blocks": 14,
         "block_size": 4,

@@ -45,6 +45,17 @@ def test_decodes_come_first_and_chunks_of_prompts_fill_the_budget(engine: Any) -
         fake.check_answer(fake.received[key])
 
 
+def test_decodes_take_no_room_from_prompts_that_have_their_own(engine: Any) -> None:
+    fake = engine(max_num_batched_tokens=8 + 4, max_prompt_tokens=8, max_num_seqs=4, block_size=4)
+    for index in range(4):
+        fake.submit(tokens(4, start=10 * index), max_tokens=9, ignore_eos=True)
+    assert plans(fake, 3) == [
+        [(0, 4), (1, 4)],
+        [(0, 1), (1, 1), (2, 4), (3, 4)],
+        [(0, 1), (1, 1), (2, 1), (3, 1)],
+    ]
+
+
 def test_new_requests_join_and_leave_while_others_run(engine: Any) -> None:
     fake = engine(max_num_seqs=3)
     for index in range(7):

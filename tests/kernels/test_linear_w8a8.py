@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 
@@ -18,6 +19,9 @@ Check = Callable[..., None]
 SHAPES = [(1, 1), (3, 5), (8, 16), (31, 64), (25, 63), (99, 577), (72, 1536)]
 """(N, K): K below, at and beside multiples of the vector width; N beside multiples of every tile."""
 THRESHOLD = 6.0
+FORMS = {"pairs": np.int16(0)} | ({"quads": np.uint8(128)} if panels.X86_QUADS else {})
+"""The codes of zero with which this processor can compute, by how many inputs it multiplies at once."""
+MODULE = importlib.import_module("heddle.kernels.cpu.linear_w8a8")
 
 
 def layer(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -190,10 +194,30 @@ def test_a_row_with_an_outlier_changes_no_bit_of_a_quiet_neighbour(ops: Ops) -> 
             assert torch.equal(ops.linear_w8a8(batch, held, scale, None, THRESHOLD)[place], alone)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, (600, 2), (40, 3), (16, 4)])
+def test_a_processors_own_products_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, check: Check, form: str, n: int, k: int, with_bias: bool
+) -> None:
+    monkeypatch.setattr(MODULE, "ZERO", FORMS[form])
+    (weight, scale), bias, x = layer(n, k), torch.randn(n) if with_bias else None, activations(33, k)
+    held = cpu.hold(weight.clone())
+    computed = {rows: cpu.linear_w8a8(x[:rows], held, scale, bias, THRESHOLD) for rows in (1, 2, 7, 33)}
+    check(computed[33], expected(x, weight, scale, bias, THRESHOLD))
+    monkeypatch.setattr(MODULE, "ZERO", FORMS["pairs"])
+    for rows, result in computed.items():
+        assert torch.equal(result, cpu.linear_w8a8(x[:rows], held, scale, bias, THRESHOLD))
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("n", "k"), [(25, 63), (72, 576), (600, 100)])
-def test_bits_of_a_row_do_not_depend_on_its_company(n: int, k: int, threads: int) -> None:
+def test_bits_of_a_row_do_not_depend_on_its_company(
+    monkeypatch: pytest.MonkeyPatch, form: str, n: int, k: int, threads: int
+) -> None:
     """Any number of rows from 1 to 40, any place among them, any row's neighbours: the same bits."""
+    monkeypatch.setattr(MODULE, "ZERO", FORMS[form])
     weight, scale = layer(n, k)
     bias, x, held = torch.randn(n), activations(40, k), cpu.hold(weight)
     before = cpu.team.TEAM.num_threads
@@ -231,3 +255,25 @@ def test_integer_products_with_and_without_x86s_instruction(
         assert (out.reshape(rows, -1) == x.astype(np.int64) @ w.astype(np.int64).T).all()
     code = next(iter(tile.inspect_llvm().values()))
     assert ("llvm.x86.avx2.pmadd.wd" in code) == x86
+
+
+@pytest.mark.skipif(not panels.X86_QUADS, reason="this processor has no AVX512-VNNI")
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 6, 7, 8, 31, 100])
+@pytest.mark.parametrize("rows", range(1, panels.ROWS + 1))
+def test_integer_products_of_four_at_once(rows: int, k: int) -> None:
+    products, step = panels.panel_products, -(-k // panels.QUAD) * panels.QUAD
+
+    @numba.njit
+    def tile(out, x, w, count, k):  # type: ignore[no-untyped-def]
+        products(out, out.size // rows, x, 0, step, rows, w, 0, count, k)
+
+    for count in (1, 7):
+        x = np.random.default_rng(k).integers(-128, 128, (rows, k))
+        w = np.random.default_rng(k + 1).integers(-128, 128, (8 * count, k)).astype(np.int8)
+        codes = np.full((rows, step), 77, np.uint8)  # what lies beyond k counts for nothing
+        codes[:, :k] = x + 128
+        held = cpu.hold(torch.from_numpy(w.copy())).values.numpy()
+        out = np.full(rows * 8 * count, -1, np.int32)
+        tile(out, codes.ravel(), held.ravel(), count, k)
+        assert (out.reshape(rows, -1) == x @ w.astype(np.int64).T).all()
+    assert "llvm.x86.avx512.vpdpbusd.256" in next(iter(tile.inspect_llvm().values()))
