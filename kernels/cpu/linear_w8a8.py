@@ -4,14 +4,22 @@ Two passes. First every row becomes codes, a scale and a list of outliers. Then 
 multiplies codes by weights (integers, exact in any order) and adds each row's outliers in the order of their columns.
 No row's result depends on another; what rows share is the work of widening weights.
 
-The weights stay the int8 that `linear_int8` reads and are widened in registers, once for all rows of a tile. Against
-`linear_int8`, in GOP/s of one core (AMD EPYC, Zen 3; the better of two turns on a machine that others use too; with an
-outlier in every row it loses 2 to 15 %):
+The weights stay the int8 that `linear_int8` reads. Where the processor multiplies four uint8 by int8 at once (with
+AVX512-VNNI) codes are uint8, 128 for zero, and weights are put in another order in registers; elsewhere codes are int16
+and weights are widened, once for all rows of a tile. The sums are the same integers, so the results are the same bits.
+Against `linear_int8`, in GOP/s of one core (AMD EPYC, Zen 3; the better of two turns on a machine that others use too;
+with an outlier in every row it loses 2 to 15 %):
 
     K x N       1 row       4 rows      16 rows      64 rows      256 rows
     576 x 576   30 -> 32    63 -> 79    82 -> 112    90 -> 128    88 -> 127
     576 x 3072  36 -> 53    74 -> 105   86 -> 129    83 -> 129    61 -> 86
     1536 x 576  25 -> 31    65 -> 73    74 -> 88     65 -> 115    82 -> 123
+
+and, four at once, on a Zen 4:
+
+    576 x 960   42 -> 78    83 -> 184   99 -> 284    102 -> 325   98 -> 338
+    576 x 3072  44 -> 93    89 -> 228   101 -> 313   99 -> 343    93 -> 325
+    1536 x 576  40 -> 67    87 -> 220   101 -> 307   103 -> 342   103 -> 354
 
 It is the faster one for any number of rows, so nothing has to choose between the two by it: a result would then depend
 on who shares the batch.

@@ -13,7 +13,7 @@ of them. One core of an AMD EPYC (Zen 3, float32 peak 97 GFLOP/s) reaches, in GO
     float32 x float16      47    87    95    93    98    95
     int16 x int8           81   128    99   146   149   153
 
-and of a Zen 4, where `torch.matmul` reaches 95 (through `linear_int8` and `linear_w8a8`, what they do besides included):
+and of a Zen 4, where `torch.matmul` reaches 95 (through `linear_int8` and `linear_w8a8`, all they do):
 
     float32 x int8         40    67    87    95   101   103
     uint8 x int8           67   135   220   260   307   342
