@@ -40,14 +40,16 @@ class Workers:
         """Tokenising and chat templates."""
         self.grammars = Pool("grammars", 2)
         """Checking what is to guide answers."""
-        self.registry = Pool("registry", 2)
-        """Short questions to the registry. Few: threads that compute and the event loop have the interpreter in turns,
-        so every one more makes what the loop does take longer."""
+        self.registry = Pool("registry", 1)
+        """Questions to the registry. One at a time: they are computed more than waited for, and threads that compute
+        have the interpreter in turns with the event loop, so that every one more makes its work take longer."""
+        self.changes = Pool("changes", 1)
+        """Changes of the registry, which wait for its lock and for the disk, and nobody's question with them."""
         self.files = Pool("files", 2)
         """Uploads, copies, validation of adapters."""
         self.downloads = Pool("downloads", 4)
         """What waits for others' servers, maybe for minutes."""
 
     def close(self) -> None:
-        for pool in (self.text, self.grammars, self.registry, self.files, self.downloads):
+        for pool in (self.text, self.grammars, self.registry, self.changes, self.files, self.downloads):
             pool.close()

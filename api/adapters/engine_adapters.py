@@ -113,7 +113,7 @@ class EngineAdapters:
             self._lost.pop(digest, None)
             await self._engine.forget(digest)
         if digests:
-            await self._workers.registry(self._store.collect, digests)
+            await self._workers.changes(self._store.collect, digests)
 
     # ---------------------------------------------------------------- pins
 

@@ -108,7 +108,7 @@ class AdapterService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._holds.close()
-        await self._workers.registry(self._store.close)
+        await self._workers.changes(self._store.close)
         if self._scratch_lock is not None:
             os.close(self._scratch_lock)
 
@@ -297,9 +297,9 @@ class AdapterService:
             change = functools.partial(self._store.patch, name, caller.tenant, **fields)
             if record.pinned if patch.pinned is None else patch.pinned:
                 async with self._loaded.moving_pin(target, instead_of=record):
-                    record = await self._workers.registry(change)
+                    record = await self._workers.changes(change)
             else:
-                record = await self._workers.registry(change)
+                record = await self._workers.changes(change)
                 if patch.pinned is not None or patch.version is not None:
                     await self._loaded.sync_pins()
         return self._view(record)
@@ -328,7 +328,7 @@ class AdapterService:
             successor = None if removed is None else await self._pinned_next(removed, caller)
             moving = nullcontext() if successor is None else self._loaded.moving_pin(successor, removed)
             async with moving:
-                removal = await self._workers.registry(self._holds.remove, ref, caller.tenant)
+                removal = await self._workers.changes(self._holds.remove, ref, caller.tenant)
             await self._loaded.free()
             if successor is None and any(record.pinned for record in removal.removed):
                 await self._loaded.sync_pins()
@@ -381,7 +381,7 @@ class AdapterService:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             try:
-                await self._workers.registry(self._store.usage.flush)
+                await self._workers.changes(self._store.usage.flush)
             except (
                 SQLAlchemyError,
                 StoreError,

@@ -18,6 +18,9 @@ from .methods import allow
 
 logger = structlog.get_logger(__name__)
 
+UNTIL_REMOVED = 60
+"""Seconds until a registration beyond what a tenant may hold is worth another try: it takes a removal, not time."""
+
 
 def as_api_error(error: BaseException, where: str = "this path") -> ApiError:
     """Any exception as the answer it stands for; what nobody foresaw is `internal_error`, with its trace
@@ -37,7 +40,8 @@ def _translated(error: BaseException, where: str) -> ApiError:
             code = error.error.code if error.error.code in STATUS else "internal_error"
             return ApiError(code, error.error.message, error.error.param)
         case StoreError():
-            return ApiError(error.code, str(error), error.param)
+            wait = UNTIL_REMOVED if error.code == "rate_limit_exceeded" else None
+            return ApiError(error.code, str(error), error.param, retry_after=wait)
         case AdapterCorrupt():
             return ApiError("adapter_failed", str(error))
         case AdapterInvalid():

@@ -21,6 +21,8 @@ EXCHANGE = "heddle.exchange"
 
 BODY_PAUSE = 60.0
 """Seconds in which nothing of a body comes, after which it is given up."""
+BODY_RATE = 1000
+"""Bytes a second of a body; who is slower for longer than `BODY_PAUSE` is given up too."""
 
 JSON = (b"content-type", b"application/json")
 
@@ -47,6 +49,8 @@ class Exchange:
         "_connection",
         "_fault",
         "_head",
+        "_received",
+        "_waited",
         "body",
         "disconnected",
         "headers",
@@ -78,6 +82,8 @@ class Exchange:
         self._awaits_continue = awaits_continue
         self._fault: ApiError | None = None
         """Why the request's body will never be whole."""
+        self._received, self._waited = 0, 0.0
+        """Bytes of the request's body, and seconds that were spent on waiting for them."""
         self._head = b""
         self._chunked = False
         self._announced: int | None = None
@@ -108,6 +114,7 @@ class Exchange:
 
     def take(self, piece: bytes) -> None:
         """A piece of it came."""
+        self._received += len(piece)
         if not self.body:
             self.body = piece
         else:
@@ -143,12 +150,19 @@ class Exchange:
         return {"type": "http.request", "body": bytes(body), "more_body": self.more_body}
 
     async def _something(self) -> None:
-        """Wait until there is something to receive; of a body that pauses for very long there never is."""
+        """Wait until there is something to receive; of a body that pauses for very long there never is, nor of one that
+        comes very slowly. The time in which nobody wanted it does not count."""
         if self.message_event.is_set():
             return
+        if not self.more_body:
+            await self.message_event.wait()
+            return
+        clock = self._connection.loop.time
+        began, allowed = clock(), BODY_PAUSE + self._received / BODY_RATE - self._waited
         try:
-            async with asyncio.timeout(BODY_PAUSE if self.more_body else None):
+            async with asyncio.timeout(min(BODY_PAUSE, allowed)):
                 await self.message_event.wait()
+            self._waited += clock() - began
         except TimeoutError:
             self.disconnected = True
             self._connection.close(linger=False)

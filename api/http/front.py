@@ -12,6 +12,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+from litestar.utils import normalize_path
 
 from ...lora.errors import StoreError
 from .. import turns
@@ -66,6 +67,8 @@ class Front:
         exchange = exchange_of(scope)
         exchange.headers.append((b"x-request-id", request_id.encode()))
         path = scope["path"]
+        if path.endswith("/") or "//" in path:  # one path to the router, so one to all else
+            path = scope["path"] = normalize_path(path)
         if path not in ALWAYS:
             self._state.begin_call()
         try:

@@ -15,7 +15,7 @@ from litestar.routes import HTTPRoute
 
 from ... import __version__
 from ..errors import RETRY_AFTER, STATUS, ErrorEnvelope
-from ..protocol.generation import GenerationBody
+from ..protocol.unserved import Refusing
 from .front import OPEN
 from .openapi import KEY, Answer, AnyObject, Operation, Text
 
@@ -234,7 +234,7 @@ def _describe(schema: Json, struct: type[msgspec.Struct]) -> None:
     for name, text in _field_docs(struct).items():
         if name in properties:
             properties[name] = {**properties[name], "description": text}
-    if issubclass(struct, GenerationBody):
+    if issubclass(struct, Refusing):
         for name, harmless in struct.UNSERVED.items():
             words = "Known and not served: any other value is refused by name."
             properties[name] = {"enum": [None, *harmless], "description": words}

@@ -11,6 +11,8 @@ from ..errors import invalid, wrong_value
 
 Description = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]
 """PostgreSQL keeps no NUL in a text."""
+Version = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
+"""As many digits as `name@version` takes."""
 File = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "string", "format": "binary"})]
 Residency = Literal["device", "host", "disk"]
 Status = Literal["ready", "loading", "failed", "incompatible"]
@@ -59,7 +61,7 @@ def from_parts(parts: dict[str, str]) -> AdapterCreate:
 class AdapterPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pinned: bool | None = None
     description: Description | None = None
-    version: int | None = None
+    version: Version | None = None
 
 
 class AdapterEvict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -10,29 +10,21 @@ from msgspec import UNSET, UnsetType
 from ..errors import invalid
 from .generation import FinishReason, GenerationBody, Usage
 from .tools import Tool, ToolCall, ToolCallDelta, ToolChoice
+from .unserved import OF_COMPLETIONS, Harmless
 
 
 class ChatRequest(GenerationBody, kw_only=True):
-    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
+    UNSERVED: ClassVar[Harmless] = {
         **GenerationBody.UNSERVED,
-        "functions": ([],),
-        "function_call": ("none", "auto"),
         "add_special_tokens": (False,),
-        "audio": (),
-        "modalities": (["text"],),
-        "reasoning_effort": ("none",),
-        "verbosity": (),
-        "web_search_options": (),
-        "chat_template": (),
-        "documents": ([],),
-        "continue_final_message": (False,),
-        "mm_processor_kwargs": (),
-        "media_io_kwargs": (),
         "echo": (False,),
-        "prediction": (),
-        "suffix": ("",),
+        "prompt": (),
     }
-    INSTEAD: ClassVar[dict[str, str]] = {"echo": "it is a field of /v1/completions"}
+    INSTEAD: ClassVar[dict[str, str]] = {
+        "add_special_tokens": "the chat template writes them",
+        "echo": OF_COMPLETIONS,
+        "prompt": OF_COMPLETIONS,
+    }
     PROMPT_FIELD: ClassVar[str] = "messages"
 
     messages: list[dict[str, Any]]
@@ -47,27 +39,14 @@ class ChatRequest(GenerationBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     """False: one call an answer at most. None is true."""
 
-    functions: Any = None
-    function_call: Any = None
     add_special_tokens: Any = None
-    audio: Any = None
-    modalities: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    documents: Any = None
-    continue_final_message: Any = None
-    mm_processor_kwargs: Any = None
-    media_io_kwargs: Any = None
-    prediction: Any = None
-    suffix: Any = None
+    prompt: Any = None
 
     def num_prompts(self) -> int:
         return 1
 
     def token_logprobs(self) -> tuple[int | None, int | None]:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is only allowed with logprobs: true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None, None
 

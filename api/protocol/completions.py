@@ -9,15 +9,25 @@ from msgspec import UNSET, UnsetType
 
 from ..errors import invalid
 from .generation import FinishReason, GenerationBody, Usage
+from .unserved import OF_CHAT, Harmless
 
 MAX_PROMPTS = 1024
 
 
 class CompletionRequest(GenerationBody, kw_only=True):
-    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
+    UNSERVED: ClassVar[Harmless] = {
         **GenerationBody.UNSERVED,
-        "suffix": ("",),
-        "prompt_embeds": (),
+        "add_generation_prompt": (True,),
+        "chat_template_kwargs": ({},),
+        "messages": (),
+        "parallel_tool_calls": (True,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "top_logprobs": (0,),
+    }
+    INSTEAD: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(UNSERVED.keys() - GenerationBody.UNSERVED.keys(), OF_CHAT),
+        "top_logprobs": "here logprobs is their number",
     }
     MAX_TOKENS: ClassVar[int | None] = 16
     PROMPT_FIELD: ClassVar[str] = "prompt"
@@ -26,8 +36,14 @@ class CompletionRequest(GenerationBody, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
     """Whether the tokenizer may add its own tokens (bos) to a prompt of text; it may by default."""
-    suffix: Any = None
-    prompt_embeds: Any = None
+
+    add_generation_prompt: Any = None
+    chat_template_kwargs: Any = None
+    messages: Any = None
+    parallel_tool_calls: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    top_logprobs: Any = None
 
     def num_prompts(self) -> int:
         return len(self.prompts())

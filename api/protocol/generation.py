@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -21,6 +18,7 @@ from .guided import (
     of_structured_outputs,
     the_one,
 )
+from .unserved import UnservedFields
 
 _SAME_NAMES = (
     "n", "best_of", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
@@ -43,43 +41,17 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """A last chunk without choices holds the usage."""
     continuous_usage_stats: bool | None = None
     """Every chunk holds the usage so far (vLLM's field); only together with `include_usage`."""
+    include_obfuscation: bool | None = None
+    """Chunks of random length are not served: true is refused."""
 
 
-class GenerationBody(msgspec.Struct, kw_only=True):
+class GenerationBody(UnservedFields, kw_only=True):
     """The fields that both endpoints know. A field the client leaves out and one that is null mean the same.
 
-    Fields of OpenAI and vLLM that would change the answer and are not served stand in `UNSERVED` with the
-    values that change nothing; any other value is refused by name. Fields nobody knows are ignored, as
-    clients send all kinds.
+    Fields of OpenAI and vLLM are served or refused by name, whichever endpoint they belong to there. Fields nobody
+    knows are ignored, as clients send all kinds.
     """
 
-    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "guided_grammar": (),
-        "guided_whitespace_pattern": (),
-        "use_beam_search": (False,),
-        "length_penalty": (1.0,),
-        "allowed_token_ids": (),
-        "bad_words": ([],),
-        "logits_processors": ([],),
-        "truncate_prompt_tokens": (),
-        "prompt_logprobs": (),
-        "include_stop_str_in_output": (False,),
-        "skip_special_tokens": (True,),
-        "return_tokens_as_token_ids": (False,),
-        "return_token_ids": (False,),
-        "cache_salt": (),
-        "logprob_token_ids": (),
-        "repetition_detection": (),
-        "thinking_token_budget": (-1,),
-        "watermarking": (False,),
-        "kv_transfer_params": (),
-        "ec_transfer_params": (),
-        "vllm_xargs": ({},),
-        "priority": (0,),
-        "store": (False,),
-    }
-    INSTEAD: ClassVar[dict[str, str]] = {}
-    """Of unserved fields: where what they ask for is to be had."""
     MAX_TOKENS: ClassVar[int | None] = None
     """How many tokens are generated where no field says so; None: the room there is."""
     PROMPT_FIELD: ClassVar[str]
@@ -107,38 +79,21 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
     echo: bool | None = None
+
+    user: str | None = None
+    """This and the next ones are the caller's own labels: no answer depends on them."""
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    request_id: str | None = None
+    safety_identifier: str | None = None
+    session_id: str | None = None
 
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     structured_outputs: StructuredOutputs | None = None
-
-    guided_grammar: Any = None
-    guided_whitespace_pattern: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    logits_processors: Any = None
-    truncate_prompt_tokens: Any = None
-    prompt_logprobs: Any = None
-    include_stop_str_in_output: Any = None
-    skip_special_tokens: Any = None
-    return_tokens_as_token_ids: Any = None
-    return_token_ids: Any = None
-    cache_salt: Any = None
-    logprob_token_ids: Any = None
-    repetition_detection: Any = None
-    thinking_token_budget: Any = None
-    watermarking: Any = None
-    kv_transfer_params: Any = None
-    ec_transfer_params: Any = None
-    vllm_xargs: Any = None
-    priority: Any = None
-    store: Any = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -181,12 +136,14 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         """All fields checked and put together. A 400 names the field that is out of bounds as the caller
         calls it.
         """
-        self._refuse_unserved()
+        self.refuse_unserved()
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise invalid("max_tokens and max_completion_tokens disagree; give one of them", "max_tokens")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options is only allowed together with stream", "stream_options")
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise invalid("stream_options.include_obfuscation is not served here", "stream_options")
         logprobs, prompt_logprobs = self.token_logprobs()
         given = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
         requested = self.requested_max_tokens
@@ -219,26 +176,6 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         if param == "prompt_logprobs":
             return "logprobs"
         return self.max_tokens_field if param == "max_tokens" else param
-
-    def _refuse_unserved(self) -> None:
-        values = _unserved(type(self))(self)
-        if values.count(None) == len(values):
-            return
-        for (name, harmless), value in zip(self.UNSERVED.items(), values):
-            if value is not None and not any(_same(value, one) for one in harmless):
-                hint = f": {self.INSTEAD[name]}" if name in self.INSTEAD else ""
-                raise invalid(f"{name} is not served here{hint}", name)
-
-
-@cache
-def _unserved(body: type[GenerationBody]) -> Callable[[GenerationBody], tuple[Any, ...]]:
-    """What gets the values of its unserved fields."""
-    return attrgetter(*body.UNSERVED)
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Equal as JSON has it: 0 is not false."""
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _token_keys(bias: dict[str, float]) -> dict[int, float]:

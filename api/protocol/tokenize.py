@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
+from ..errors import invalid
+from .unserved import Harmless, Refusing
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+OF_MESSAGES: Harmless = {
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": ({},),
+    "tools": ([],),
+}
+"""Fields that go with messages alone, with the values that ask for nothing beside a prompt too."""
+
+
+class TokenizeRequest(Refusing, kw_only=True):
     """A `prompt`, or `messages` that go through the chat template first."""
+
+    UNSERVED: ClassVar[Harmless] = {
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+    }
 
     model: str | None = None
     prompt: str | None = None
@@ -20,6 +37,23 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     """As the chat template takes them."""
     return_token_strs: bool | None = None
+
+    chat_template: Any = None
+    continue_final_message: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+
+    def check(self) -> None:
+        """Raises `invalid_request` that names a field which is not served, or not with what is to be tokenised."""
+        self.refuse_unserved()
+        if self.messages is not None and self.add_special_tokens:
+            raise invalid(
+                "add_special_tokens is of a prompt: messages bring theirs in the template",
+                "add_special_tokens",
+            )
+        for name, harmless in OF_MESSAGES.items():
+            if self.prompt is not None and getattr(self, name) not in (None, *harmless):
+                raise invalid(f"{name} is only allowed together with messages", name)
 
 
 class TokenizeResponse(msgspec.Struct):

@@ -27,6 +27,7 @@ ERRORS = ("adapter_invalid", "model_not_found", "rate_limit_exceeded")
 async def tokenize(request: AnyRequest) -> Response[bytes]:
     """Turn a text, or a conversation through the chat template, into token ids."""
     body = await read_json(request, TokenizeRequest, server_of(request).config.max_body_bytes)
+    body.check()
     services = services_of(request)
     with services.accounts.one_call(request.user):
         await services.generation.check_model(body.model, request.user)

@@ -90,7 +90,7 @@ class TenantService:
     async def create(self, body: TenantCreate) -> Tenant:
         """Raises `tenant_exists`."""
         weight = 1.0 if body.weight is None else body.weight
-        made = await self._workers.registry(self._store.create, body.name, weight, body.limits or Limits())
+        made = await self._workers.changes(self._store.create, body.name, weight, body.limits or Limits())
         await self._apply(made, self._put)
         return made.value
 
@@ -100,13 +100,13 @@ class TenantService:
         def limits(now: Limits) -> Limits:
             return now if body.limits is None else patched(now, body.limits)
 
-        changed = await self._workers.registry(self._store.change, name, body.weight, limits)
+        changed = await self._workers.changes(self._store.change, name, body.weight, limits)
         await self._apply(changed, self._put)
         return changed.value
 
     async def remove(self, name: str) -> None:
         """With its keys, adapters and usage. Its requests under way finish, on the weights they began with."""
-        removed = await self._workers.registry(self._store.remove, name)
+        removed = await self._workers.changes(self._store.remove, name)
         await self._apply(removed, lambda _: self._drop(name))
         await self._adapters.removed_with_tenant(removed.value)
 
@@ -115,7 +115,7 @@ class TenantService:
     async def create_key(self, tenant: str, body: KeyCreate) -> NewKey:
         """Raises `tenant_not_found`, `invalid_request` where it would have expired already."""
         expires_at = None if body.expires_at is None else _later(body.expires_at)
-        made = await self._workers.registry(self._store.create_key, tenant, body.description, expires_at)
+        made = await self._workers.changes(self._store.create_key, tenant, body.description, expires_at)
         await self._apply(made, lambda value: self.directory.put_key(value[0]))
         key, text = made.value
         return NewKey(key=text, **shown(key, None))
@@ -127,7 +127,7 @@ class TenantService:
 
     async def revoke(self, tenant: str, key_id: str) -> None:
         """When this returns, the key opens nothing at this server. Raises `tenant_not_found`."""
-        revoked = await self._workers.registry(self._store.revoke, tenant, key_id)
+        revoked = await self._workers.changes(self._store.revoke, tenant, key_id)
         if revoked is None:
             # Not repeated: who mistakes a key for its id gets no secret into anyone's terminal.
             raise ApiError("tenant_not_found", f"tenant {tenant!r} has no key of this id")
@@ -209,7 +209,7 @@ class TenantService:
         if not used:
             return
         try:
-            await self._workers.registry(self._store.mark_used, used)
+            await self._workers.changes(self._store.mark_used, used)
         except BaseException:
             self.directory.put_back(used)
             raise

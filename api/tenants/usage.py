@@ -68,8 +68,8 @@ class UsageService:
         self._store.usage.count(book.accounts(tenant.name, tenant.created_at, records), counted)
 
     async def of_tenant(self, tenant: str) -> TenantUsage:
-        """Everything until now. Raises StoreError tenant_not_found."""
-        found = await self._workers.registry(self._store.usage.of_tenant, tenant)
+        """Everything until now, written down first. Raises StoreError tenant_not_found."""
+        found = await self._workers.changes(self._store.usage.of_tenant, tenant)
         return TenantUsage(
             tenant=tenant,
             adapters=found.adapters,

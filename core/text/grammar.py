@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from .grammar_faults import reason
+from .grammar_faults import OTHERWISE, reason
 from .schema_words import unenforced
 from .tokenizer import Tokenizer
 
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 MAX_SOURCE_BYTES = 64 << 10
 """Of a schema, a pattern, or all choices together."""
+MAX_DEPTH = 100
+"""Of the lists and objects of a schema, one within the other: llguidance reads not many more."""
 MAX_CHOICES = 1024
 TRIED_TOKENS = 32
 """How far a grammar is followed before it is believed."""
@@ -46,6 +48,10 @@ LIMITS = LLParserLimits(
 )
 """Beyond them a grammar is refused, or its sequence ends with an error."""
 
+PANIC = "PanicException"
+"""What llguidance raises where it finds a fault of its own, by name: the class is not to be imported."""
+TOO_DEEP = f"the schema is nested more than {MAX_DEPTH} levels deep"
+
 STACK_BYTES = 512 << 20
 """llguidance follows references by recursion, and the longest chain in `MAX_SOURCE_BYTES` needs about a tenth of
 this. Address space: only what is touched takes memory."""
@@ -69,8 +75,10 @@ class Grammar:
             _bounded(schema)
             try:
                 schema = msgspec.json.decode(schema)
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise GrammarError(f"the schema is no JSON: {error}") from error
+            except RecursionError as error:
+                raise GrammarError(TOO_DEEP) from error
+            except msgspec.DecodeError as error:
+                raise GrammarError("the schema's text is no JSON") from error
         if not isinstance(schema, Mapping):
             raise GrammarError("the schema must be an object")
         return LLMatcher.grammar_from_json_schema(_spaced_schema(schema))
@@ -212,13 +220,28 @@ def _spaced_schema(schema: Mapping[str, Any]) -> str:
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """As JSON. Raises `GrammarError` for what is none, or too large."""
+    """As JSON. Raises `GrammarError` for what is none, too large or too deep."""
+    if _is_deeper(schema, MAX_DEPTH):
+        raise GrammarError(TOO_DEEP)
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise GrammarError(f"the schema is no JSON: {error}") from error
     _bounded(text)
     return text
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects lie within each other for more levels than these."""
+    waiting = [(value, 1)]
+    while waiting:
+        one, level = waiting.pop()
+        if isinstance(one, Mapping | list):
+            if level > levels:
+                return True
+            held = one.values() if isinstance(one, Mapping) else one
+            waiting += [(inner, level + 1) for inner in held]
+    return False
 
 
 def _bounded(source: str) -> None:
@@ -265,6 +288,8 @@ def _on_deep_stack(function: Callable[[], T]) -> T:
         finally:
             threading.stack_size(before)
     thread.join()
+    if errors and type(errors[0]).__name__ == PANIC:
+        raise GrammarError(OTHERWISE) from errors[0]
     if errors:
         raise errors[0]
     return results[0]

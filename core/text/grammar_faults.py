@@ -41,7 +41,7 @@ _ACCOUNTS: Sequence[tuple[re.Pattern[str], Words]] = [
         # schemas
         (r'Unimplemented keys: \["(?P<word>[^"]*)"', "the schema's keyword {word!r} is not supported"),
         (r"Unknown format: (?P<name>.*)", "the schema's format {name!r} is not supported"),
-        (r"Invalid type: (?P<name>.*)", "the schema's type {name!r} is none of JSON's"),
+        (r"Invalid type:\s*(?P<name>.*)", "the schema's type {name!r} is none of JSON's"),
         (
             r"(?P<one>\w+) \((?P<a>[^()]*)\) is greater than (?P<other>\w+) \((?P<b>[^()]*)\)",
             NOTHING + ": the schema's {one} {a} is above its {other} {b}",

@@ -98,8 +98,8 @@ class Floats:
     """Of sums, a panel."""
     inputs = PAIR
     """Of a row, at once."""
-    constant_rows = 0
-    """That a tile multiplies besides its own."""
+    constants: ClassVar[list[Any]] = []
+    """What a tile multiplies weights with besides its rows."""
     zero = ir.Constant(_FLOATS, [0.0] * PANEL)
 
     def __init__(self, dtype: Any) -> None:
@@ -125,7 +125,7 @@ class Floats:
         return fused(b, x, w, total)
 
     def outputs(self, b: Any, sums: list[Any], constant: list[Any]) -> Any:
-        """The sums of a panel's outputs; `constant`: those of the constant row, if there is one."""
+        """The sums of a panel's outputs; `constant`: those of the constant, if there is one."""
         low, high = sums
         even, odd = (ir.Constant(_SUMS, list(range(start, 2 * PANEL, 2))) for start in (0, 1))
         return b.fadd(b.shuffle_vector(low, high, even), b.shuffle_vector(low, high, odd))
@@ -137,7 +137,7 @@ class Integers:
     panels_at_once: ClassVar = {1: 8, 2: 5, 3: 3, 4: 2, 5: 2, 6: 2}
     vectors = 1
     inputs = PAIR
-    constant_rows = 0
+    constants: ClassVar[list[Any]] = []
     zero = ir.Constant(_SUMS, [0] * PANEL)
 
     def weights(self, b: Any, panel: Any, at: Any, vector: int) -> Any:
@@ -172,13 +172,13 @@ class Integers:
 class Quads:
     """uint8 that stand for themselves - 128 times int8: one vector a panel, four products added up at once.
 
-    What is too much by 128 a factor are the products of a row of constants.
+    What is too much, 128 a factor, are the products of a constant row.
     """
 
     panels_at_once: ClassVar = {1: 12, 2: 6, 3: 6, 4: 4, 5: 4, 6: 3}
     vectors = 1
     inputs = QUAD
-    constant_rows = 1
+    constants: ClassVar = [ir.Constant(_SUMS, [-0x7F7F7F80] * PANEL)]  # 128 in every byte
     zero = Integers.zero
 
     def weights(self, b: Any, panel: Any, at: Any, vector: int) -> Any:
@@ -203,10 +203,6 @@ class Quads:
 
     last = factor
 
-    def constant(self) -> Any:
-        """128 in every byte."""
-        return ir.Constant(_SUMS, [-0x7F7F7F80] * PANEL)
-
     def add(self, b: Any, total: Any, x: Any, w: Any) -> Any:
         kind = ir.FunctionType(_SUMS, [_SUMS] * 3)
         function = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.vpdpbusd.256")
@@ -225,7 +221,7 @@ class Tile:
 
     def __init__(self, rows: int, arithmetic: Floats | Integers | Quads) -> None:
         self.rows = rows
-        self._factors = rows + arithmetic.constant_rows
+        self._factors = rows + len(arithmetic.constants)
         self.arithmetic = arithmetic
 
     def define(self, function: Any) -> None:
@@ -256,7 +252,7 @@ class Tile:
         math, word = self.arithmetic, size.type
         slots = self.zeros(b, len(ws))
         whole = b.and_(b.add(size, word(math.inputs // PAIR - 1)), word(-math.inputs))
-        constants = [math.constant] if math.constant_rows else []
+        constants = [partial(_itself, value) for value in math.constants]
 
         def read(weights: Any, k: Any) -> Any:
             at = b.mul(k, word(PANEL))
@@ -312,6 +308,10 @@ class Tile:
                 values = math.outputs(b, sums[row * vectors :][own], constant[own])
                 place = b.gep(out, [_I64(first // math.vectors * PANEL)])
                 b.store(values, b.bitcast(place, math.zero.type.as_pointer()), align=4)
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def call_tiles(b: Any, rows: Any, name: str, operands: list[Any], tile_of: Callable[[int], Tile]) -> None:

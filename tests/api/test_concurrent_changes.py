@@ -126,3 +126,29 @@ def test_a_name_that_means_what_it_meant_is_not_asked_for_again(own_server, monk
     own_server.client.patch("/adapters/x", json={"description": "other words"})
     assert own_server.complete(adapter="x").json()["adapter"] == "x@1"
     assert asked == ["x", "x"], "any change may be one of its meaning"
+
+
+def test_changes_that_wait_for_the_registry_keep_no_question_waiting(own_server, monkeypatch):
+    """Its lock or its disk may be slow; whoever only asks, and every request for an adapter, goes on."""
+    server = own_server
+    assert server.register("a", "a").status_code == 201
+    store = server.state.services.adapters._store
+    change, waiting, released = store.patch, threading.Event(), threading.Event()
+
+    def slow(*args: Any, **fields: Any) -> Any:
+        waiting.set()
+        assert released.wait(20)
+        return change(*args, **fields)
+
+    monkeypatch.setattr(store, "patch", slow)
+    with ThreadPoolExecutor(4) as threads:
+        changes = [
+            threads.submit(server.client.patch, "/adapters/a", json={"description": str(n)}) for n in range(4)
+        ]
+        try:
+            assert waiting.wait(20)
+            assert server.client.get("/adapters").json()["data"][0]["description"] is None
+            assert server.complete(adapter="a").status_code == 200
+        finally:
+            released.set()
+        assert {change.result().status_code for change in changes} == {200}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from heddle.api.http import protocol
+from heddle.api.http import exchange, protocol
 from heddle.api.http.exchange import exchange_of
 
 from .test_exchange import ENDS, answer_of, echo, head_of, serving
@@ -140,6 +140,67 @@ def test_a_client_that_takes_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPat
                 taken += len(data)
                 await asyncio.sleep(0.02)
             assert taken == size
+
+    run(test())
+
+
+# ------------------------------------------------------------------ bodies that come slowly
+
+
+@LOOPS
+@pytest.mark.parametrize("framing", ["content-length: 100000", "transfer-encoding: chunked"])
+def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch, new_loop: Any, framing: str) -> None:
+    monkeypatch.setattr(exchange, "BODY_PAUSE", 0.4)
+
+    async def test() -> None:
+        async with serving(echo) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST / %b%b\r\n\r\n" % (ENDS, framing.encode()))
+            end, began = asyncio.create_task(reader.read()), time.monotonic()
+            while not end.done():
+                writer.write(b"1\r\na\r\n" if "chunked" in framing else b"a")
+                await asyncio.sleep(0.02)
+            assert end.result() == b""
+            assert 0.3 < time.monotonic() - began < 5
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(test())
+
+
+def test_a_body_that_comes_slowly_but_steadily_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "BODY_PAUSE", 0.4)
+    pieces = 30
+
+    async def test() -> None:
+        async with serving(echo) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST / %bcontent-length: %d\r\n\r\n" % (ENDS, 1000 * pieces))
+            for _ in range(pieces):
+                writer.write(b"a" * 1000)
+                await asyncio.sleep(0.05)
+            assert await answer_of(reader) == b"POST / " + b"a" * 1000 * pieces
+
+    run(test())
+
+
+def test_the_time_in_which_nobody_reads_a_body_is_not_its_senders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "BODY_PAUSE", 0.4)
+
+    async def later(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(3):
+            await receive()
+            await asyncio.sleep(0.3)
+        await echo(scope, receive, send)
+
+    async def test() -> None:
+        async with serving(later) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST / %bcontent-length: 5\r\n\r\n" % ENDS)
+            for _ in range(4):
+                writer.write(b"a")
+                await asyncio.sleep(0.3)
+            writer.write(b"a")
+            assert (await answer_of(reader)).startswith(b"POST / ")
 
     run(test())
 

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import jsonschema_specifications
 import pytest
-from heddle.core.text.grammar import Grammar, GrammarCompiler, GrammarError
+from heddle.core.text.grammar import Grammar, GrammarCompiler, GrammarError, check_schema
 from heddle.core.text.grammar_faults import reason
 from heddle.core.text.tokenizer import Tokenizer
 
@@ -198,6 +198,7 @@ def test_no_character_is_spelled_two_ways(
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"format": "iri"}, "the schema's format 'iri' is not supported"),
+    ({"type": ""}, "the schema's type '' is none of JSON's"),
     ({"type": "strng"}, "the schema's type 'strng' is none of JSON's"),
     ({"type": 1}, "the schema's keyword 'type' must be a text or a list of texts"),
     ({"enum": 1}, "the schema's keyword 'enum' must be a list"),
@@ -264,6 +265,46 @@ def test_what_is_wrong_with_a_pattern_is_said_in_the_callers_terms(
     with pytest.raises(GrammarError) as refused:
         compiler.compile(Grammar.regex(pattern))
     assert str(refused.value) == words
+
+
+@pytest.mark.parametrize("word", ["anyOf", "allOf", "const", "enum", "examples"])
+@pytest.mark.parametrize("depth", [102, 130, 400, 1200, 6000])
+def test_a_schema_that_is_too_deep_is_said_to_be(word: str, depth: int) -> None:
+    words = "the schema is nested more than 100 levels deep"
+    schema: Any = {}
+    for _ in range(depth // 2):
+        schema = {word: [schema]}
+    for make in (Grammar.json, check_schema):
+        with pytest.raises(GrammarError) as refused:
+            make(schema)
+        assert str(refused.value) == words
+    opening = json.dumps({word: [0]}).partition("0")[0]
+    with pytest.raises(GrammarError) as refused:
+        Grammar.json(opening * (depth // 2) + "{}" + "]}" * (depth // 2))
+    assert str(refused.value) == words
+
+
+def test_a_schema_as_deep_as_people_write_them_is_followed(compiler: GrammarCompiler) -> None:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(45):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    check_schema(schema)
+    compiler.compile(Grammar.json(schema))
+
+
+@pytest.mark.parametrize("text", ["x", "{", '"', '{"a": NaN}', '{"a": 1e999}', "[1] 2"])
+def test_a_text_that_is_no_json_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        Grammar.json(text)
+    assert str(refused.value) == "the schema's text is no JSON"
+
+
+def test_a_fault_of_the_library_itself_is_a_refusal(compiler: GrammarCompiler) -> None:
+    """It cuts long values in its messages, whether within a character or not."""
+    schema = {"type": "string", "minLength": "\N{LATIN SMALL LETTER E WITH ACUTE}" * 300}
+    for make in (check_schema, lambda schema: compiler.compile(Grammar.json(schema))):
+        with pytest.raises(GrammarError):
+            make(schema)
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,16 @@ def test_names_are_limited_versions_are_not(world: TenantServer, name: str):
     assert [one["name"] for one in public if one["tenant"] == name] == ["three", "two"]
 
 
+def test_what_only_a_removal_makes_room_for_is_not_worth_a_try_every_second(world: TenantServer, name: str):
+    client = tenant(world, name, adapters=1)
+    assert register(client, "one", "0").status_code == 201
+    for limits in ({"adapters": 1}, {"adapters": None, "adapter_bytes": 1}):
+        world.admin.patch(f"/tenants/{name}", json={"limits": limits}).raise_for_status()
+        answer = register(client, "two", "1")
+        refused(answer, *next((limit, value) for limit, value in limits.items() if value))
+        assert answer.headers["retry-after"] == "60"
+
+
 def test_bytes_are_limited_over_all_versions(world: TenantServer, name: str):
     size = register(world.admin, "public-one", "0").json()["size_bytes"]
     assert size == 2 * 2 * (32 + 32 + 32 + 16) * 4, "two layers, rank 2, q and v in float32"
