@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -16,9 +17,14 @@ PATH_CHARACTERS = 512
 """Of a path, at most."""
 
 
+_lines: logs.JsonLines | None = None
+"""None: nobody has configured it, or lines are for people."""
+
+
 def configure(level: str) -> None:
     """Set up the logging of this process. What is logged for a call has its request's id."""
-    logs.configure(level, _of_call)
+    global _lines
+    _lines = logs.configure(level, _of_call)
 
 
 def _of_call() -> dict[str, Any]:
@@ -26,9 +32,21 @@ def _of_call() -> dict[str, Any]:
     return {} if call is None else {"request_id": call.request_id}
 
 
-def log_call(call: Call, *, quiet: bool) -> None:
-    """The line of a call that is over; `quiet`: at level debug."""
-    calls.begin(call)
+def log_calls(over: Sequence[tuple[str, Call]]) -> None:
+    """The lines of calls that are over, each at its level."""
+    if (lines := _lines) is not None:
+        lines.write(
+            (level, {**_fields(call), "event": "call", "request_id": call.request_id})
+            for level, call in over
+            if lines.writes(level)
+        )
+        return
+    for level, call in over:
+        calls.begin(call)
+        getattr(logger, level)("call", **_fields(call))
+
+
+def _fields(call: Call) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "method": call.method,
         "path": call.path[:PATH_CHARACTERS],
@@ -50,5 +68,4 @@ def log_call(call: Call, *, quiet: bool) -> None:
         fields["cached_tokens"] = generated.cached_tokens
         if generated.first_token_after is not None:
             fields["ttft"] = round(generated.first_token_after, 4)
-    log = logger.debug if quiet else logger.info
-    log("call", **fields)
+    return fields

@@ -61,7 +61,8 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.authenticator = Authenticator(self.config.admin_key, anyone=self.config.allow_anonymous)
-        self._finished: list[tuple[Call, bool]] = []
+        self._finished: list[tuple[str, Call]] = []
+        """With the level that each is logged at."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -94,15 +95,15 @@ class ServerState:
         call.end()
         if not self._finished:
             asyncio.get_running_loop().call_soon(self._write_down)
-        self._finished.append((call, quiet))
+        self._finished.append(("debug" if quiet else "info", call))
 
     def _write_down(self) -> None:
         finished, self._finished = self._finished, []
-        for call, quiet in finished:
+        for _, call in finished:
             self.metrics.count_call(call.method, call.status, call.seconds, call.code)
-            logs.log_call(call, quiet=quiet)
             if self.tracing is not None and call.generated is not None:
                 self.tracing.record(call)
+        logs.log_calls(finished)
 
     async def drained(self) -> None:
         """Return when no call is being answered."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from os import urandom
 
 import msgspec
@@ -43,12 +43,13 @@ MAX_MESSAGES = 1024
 MAX_ENTRIES = 1 << 20
 """Of `logit_bias`, and of `stop_token_ids`, in all sequences of a request: each carries its own."""
 
-Bodies = AsyncGenerator[msgspec.Struct, None]
+Send = Callable[[msgspec.Struct], Awaitable[None]]
+"""Takes the chunks of a stream one by one."""
 
 
 class Generation:
-    """Completions and chat over one base. Methods give a stream's chunks, or one body where none was asked
-    for.
+    """Completions and chat over one base. Both return the whole answer; where there is someone to `send` chunks to, as
+    `body.stream` asks for, they do that instead and return None.
     """
 
     def __init__(
@@ -79,14 +80,18 @@ class Generation:
         self._eos_token_ids = eos_token_ids
         self._unseeded = itertools.count(1)
 
-    def complete(self, body: CompletionRequest, caller: Caller) -> Bodies:
+    async def complete(
+        self, body: CompletionRequest, caller: Caller, send: Send | None = None
+    ) -> msgspec.Struct | None:
         async def prompts(guidance: Guidance) -> list[Prompt]:
             special = body.add_special_tokens is not False
             return await self._prompts.of_completion(body.prompts(), special, with_text=bool(body.echo))
 
-        return self._generate(body, caller, "cmpl", prompts, CompletionWriter)
+        return await self._generate(body, caller, "cmpl", prompts, CompletionWriter, send)
 
-    def chat(self, body: ChatRequest, caller: Caller) -> Bodies:
+    async def chat(
+        self, body: ChatRequest, caller: Caller, send: Send | None = None
+    ) -> msgspec.Struct | None:
         async def prompts(guidance: Guidance) -> list[Prompt]:
             return [
                 await self._prompts.of_chat(
@@ -97,7 +102,7 @@ class Generation:
                 )
             ]
 
-        return self._generate(body, caller, "chatcmpl", prompts, ChatWriter)
+        return await self._generate(body, caller, "chatcmpl", prompts, ChatWriter, send)
 
     async def check_model(self, model: str | None, caller: Caller) -> None:
         """Raises `model_not_found` unless the caller could use `model`."""
@@ -111,7 +116,8 @@ class Generation:
         prefix: str,
         encode: Callable[[Guidance], Awaitable[list[Prompt]]],
         writer_type: Callable[[Heading, Tokenizer], Writer],
-    ) -> Bodies:
+        send: Send | None,
+    ) -> msgspec.Struct | None:
         self._check_lists(body)
         options = body.stream_options or StreamOptions()
         tenant = self._accounts.tenant(caller)
@@ -146,23 +152,23 @@ class Generation:
                     while run.running:
                         for choice, delta in await run.step():
                             account.output(choice)
-                            if not body.stream:
+                            if send is None:
                                 continue
                             so_far = run.usage() if heading.usage_in_chunks else None
                             if (chunk := writer.chunk(choice, delta, so_far)) is not None:
-                                yield chunk
+                                await send(chunk)
             except EngineFailure as failure:
                 raise _refused(failure, body, selection, guidance) from failure
         usage = run.usage()
-        if not body.stream:
-            best = _best(run.choices, params)
-            tokens = sum(len(choice.entries) + len(choice.prompt_logprobs) for choice in best)
-            if tokens > LOGPROBS_AT_ONCE or len(best) > CHOICES_AT_ONCE:
-                yield await self._text(_whole, writer, best, usage)
-            else:
-                yield writer.whole(best, usage)
-        elif heading.usage_in_stream:
-            yield writer.last_chunk(usage)
+        if send is not None:
+            if heading.usage_in_stream:
+                await send(writer.last_chunk(usage))
+            return None
+        best = _best(run.choices, params)
+        tokens = sum(len(choice.entries) + len(choice.prompt_logprobs) for choice in best)
+        if tokens > LOGPROBS_AT_ONCE or len(best) > CHOICES_AT_ONCE:
+            return await self._text(_whole, writer, best, usage)
+        return writer.whole(best, usage)
 
     def _check_lists(self, body: GenerationBody) -> None:
         """Before anything goes through them."""

@@ -18,6 +18,14 @@ from .error_answers import handle
 Handler = Callable[[AnyRequest], Awaitable[ASGIApp]]
 
 
+class BareRequest(AnyRequest):
+    """What these handlers look at of a request, its `app`, `user`, `scope` and body, and nothing else: making the rest
+    of Litestar's costs as much as reading the head."""
+
+    def __init__(self, scope: HTTPScope, receive: Receive) -> None:
+        self.scope, self.receive = scope, receive
+
+
 class Shortcut:
     """ASGI application: `POST` to the paths of `handlers`, which take the request alone and return what answers it.
 
@@ -37,9 +45,9 @@ class Shortcut:
             await self._app(scope, receive, send)
             return
         scope["litestar_app"] = self._app
-        request: AnyRequest = Request(scope, receive, send)
         try:
-            answer = await handler(request)
+            answer = await handler(BareRequest(scope, receive))
         except Exception as error:  # noqa: BLE001 - each becomes an answer, as Litestar's own handler makes it
+            request: AnyRequest = Request(scope, receive, send)
             answer = handle(request, error).to_asgi_response(app=None, request=request)
         await answer(scope, receive, send)

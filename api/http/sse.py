@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
-from litestar.types import Receive, Scope, Send
+from litestar.types import Scope
 
 from ..errors import ClientGone, envelope
 from .connection import until, while_connected
@@ -19,56 +19,43 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),  # a proxy that collects the stream before passing it on defeats it
 ]
 
-Events = AsyncGenerator[msgspec.Struct, None]
+Send = Callable[[msgspec.Struct], Awaitable[None]]
+Generate = Callable[[Send], Coroutine[Any, Any, object]]
 
 
-async def begin(events: Events, deadline: float | None) -> EventStream:
-    """An answer that streams `events`. Waits for the first, so that a refusal still has its own status."""
-    async with until(deadline):
-        try:
-            first = await anext(events)
-        except BaseException:
-            await events.aclose()
-            raise
-    return EventStream(first, events, deadline)
+async def stream(scope: Scope, generate: Generate, deadline: float | None) -> None:
+    """Answer with the events that `generate` sends, until it ends, the client leaves, or the deadline (loop time)
+    passes; in the last two cases it is cancelled.
 
-
-class EventStream:
-    """ASGI application that sends the events until they end, the client leaves, or the deadline (loop time)
-    passes.
-
-    In each of these cases `events` is closed, which gives back what the request holds. An error in mid-stream
-    becomes a last event in the shape of an error body, without `[DONE]`.
+    Raises what it raises before its first event, so that a refusal has its own status, and `ClientGone` by then. Later
+    an error becomes a last event in the shape of an error body, without `[DONE]`.
     """
+    exchange = exchange_of(scope)
+    try:
+        await while_connected(scope, _send_all(exchange, generate, deadline))
+    except ClientGone:
+        if not exchange.status:
+            raise
 
-    def __init__(self, first: msgspec.Struct, events: Events, deadline: float | None) -> None:
-        self._first = first
-        self._events = events
-        self._deadline = deadline
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
-            exchange = exchange_of(scope)
+async def _send_all(exchange: Exchange, generate: Generate, deadline: float | None) -> None:
+    async def send(event: msgspec.Struct) -> None:
+        if not exchange.status:
             exchange.begin(200, HEADERS)
-            try:
-                await while_connected(scope, self._send_all(exchange))
-            except ClientGone:
-                return
-
-    async def _send_all(self, exchange: Exchange) -> None:
-        try:
-            async with until(self._deadline):  # once: it costs as much as a token's text
-                await exchange.writable()
-                exchange.write(_event(msgspec.json.encode(self._first)))
-                async for item in self._events:
-                    await exchange.writable()
-                    exchange.write(_event(msgspec.json.encode(item)))
-        except Exception as error:  # noqa: BLE001 - the status is sent: the only way to tell is an event
-            last = envelope(as_api_error(error))
-        else:
-            last = b"[DONE]"
         await exchange.writable()
-        exchange.write(_event(last), last=True)
+        exchange.write(_event(msgspec.json.encode(event)))
+
+    try:
+        async with until(deadline):  # once: it costs as much as a token's text
+            await generate(send)
+    except Exception as error:
+        if not exchange.status:
+            raise
+        last = envelope(as_api_error(error))
+    else:
+        last = b"[DONE]"
+    await exchange.writable()
+    exchange.write(_event(last), last=True)
 
 
 def _event(data: bytes) -> bytes:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 from litestar import Response
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from ..http import sse
 from ..http.connection import AnyRequest, until, while_connected
 from ..http.exchange import exchange_of
-from ..http.sse import Events, begin
 
 GENERATION_ERRORS = (
     "adapter_invalid",
@@ -22,6 +23,10 @@ GENERATION_ERRORS = (
     "adapter_failed",
 )
 """What a request for text can end with."""
+
+
+Generate = Callable[[sse.Send | None], Coroutine[Any, Any, msgspec.Struct | None]]
+"""Makes an answer: returned as a whole, or sent piece by piece to who takes them."""
 
 
 def answer(body: msgspec.Struct, status: int = 200) -> Response[bytes]:
@@ -40,15 +45,24 @@ class JsonAnswer:
         exchange.answer_json(200, self._body)
 
 
-async def respond(request: AnyRequest, events: Events, *, streams: bool, deadline: float | None) -> ASGIApp:
-    """Send `events` one by one, or the only one there is; give up when the client leaves or the deadline
-    passes.
+async def respond(
+    request: AnyRequest, generate: Generate, *, streams: bool, deadline: float | None
+) -> ASGIApp:
+    """Send what `generate` returns, or what it sends where that `streams`; give up when the client leaves or the
+    deadline passes.
     """
     if streams:
-        return await while_connected(request.scope, begin(events, deadline))
-    return JsonAnswer(await while_connected(request.scope, _only(events, deadline)))
+        await sse.stream(request.scope, generate, deadline)
+        return _answered
+    return JsonAnswer(await while_connected(request.scope, _whole(generate, deadline)))
 
 
-async def _only(events: Events, deadline: float | None) -> msgspec.Struct:
-    async with aclosing(events), until(deadline):
-        return await anext(events)
+async def _whole(generate: Generate, deadline: float | None) -> msgspec.Struct:
+    async with until(deadline):
+        answer = await generate(None)
+    assert answer is not None, "nobody took it in chunks"
+    return answer
+
+
+async def _answered(scope: Scope, receive: Receive, send: Send) -> None:
+    """The ASGI application of a call that has been answered by its handler."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from litestar import post
 from litestar.types import ASGIApp
 
@@ -22,8 +24,8 @@ async def chat(request: AnyRequest) -> ASGIApp:
     server = server_of(request)
     deadline = server.deadline()
     body = await read_json(request, ChatRequest, server.config.max_body_bytes)
-    events = services_of(request).generation.chat(body, request.user)
-    return await respond(request, events, streams=bool(body.stream), deadline=deadline)
+    generate = partial(services_of(request).generation.chat, body, request.user)
+    return await respond(request, generate, streams=bool(body.stream), deadline=deadline)
 
 
 HANDLERS = [chat]

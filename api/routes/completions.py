@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from litestar import post
 from litestar.types import ASGIApp
 
@@ -24,8 +26,8 @@ async def complete(request: AnyRequest) -> ASGIApp:
     server = server_of(request)
     deadline = server.deadline()
     body = await read_json(request, CompletionRequest, server.config.max_body_bytes)
-    events = services_of(request).generation.complete(body, request.user)
-    return await respond(request, events, streams=bool(body.stream), deadline=deadline)
+    generate = partial(services_of(request).generation.complete, body, request.user)
+    return await respond(request, generate, streams=bool(body.stream), deadline=deadline)
 
 
 HANDLERS = [complete]

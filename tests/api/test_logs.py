@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import subprocess
 import sys
 
@@ -17,6 +19,7 @@ CHAT = {"messages": [{"role": "user", "content": SECRET}]}
 @pytest.fixture
 def lines(server):
     """The lines of calls."""
+    server.do(asyncio.sleep(0))  # those of the calls before are written by then
     with capture_logs() as logs:
         yield logs
 
@@ -193,3 +196,49 @@ def test_on_a_terminal_it_is_for_people_and_shows_no_variables():
     assert "planted" in text
     assert not text.startswith("{")
     assert "secret prompt" not in text
+
+
+CALLS = r"""
+import sys, time
+from heddle.api import logs
+from heddle.api.http import calls
+
+if sys.argv[2] == "terminal":
+    sys.stderr.isatty = lambda: True
+logs.configure(sys.argv[1])
+generated = calls.Generated("chat", "m", ["a@1", "b@2"], "chatcmpl-1", True, 2, None, 1.0, 1.0, 5, 7, 3, 0.25)
+began = time.monotonic()
+over = [
+    ("info", calls.Call("req-1", "POST", "/v1/chat/completions", tenant="t", status=200, generated=generated)),
+    ("debug", calls.Call("req-2", "GET", "/health", status=200)),
+    ("info", calls.Call("req-3", "GET", "/\u00fc\u2028\ud800" + 600 * "x", status=404, code="c", left=True)),
+]
+for _, call in over:
+    call.began, call.ended = began, began + 0.5
+if sys.argv[3] == "one by one":
+    logs._lines = None
+logs.log_calls(over)
+logs.log_calls([])
+"""
+
+
+def lines_of_calls(level: str, where: str, how: str) -> list[str]:
+    command = [sys.executable, "-P", "-c", CALLS, level, where, how]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning"])
+def test_calls_that_are_over_together_have_the_lines_that_structlog_makes_of_each(level):
+    together, alone = (lines_of_calls(level, "file", how) for how in ("together", "one by one"))
+    assert len(together) == {"debug": 3, "info": 2, "warning": 0}[level]
+    moment = re.compile(r'"timestamp": ?"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"')
+    assert all(moment.search(line) for line in together)
+    assert [moment.sub("", line) for line in together] == [moment.sub("", line) for line in alone]
+
+
+def test_lines_of_calls_are_for_people_too_on_a_terminal():
+    lines = lines_of_calls("debug", "terminal", "together")
+    assert len(lines) == 3
+    assert not any(line.startswith("{") for line in lines)
+    assert all(f"req-{number}" in line for number, line in enumerate(lines, start=1))

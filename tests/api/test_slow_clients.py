@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -160,7 +161,8 @@ def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch, new_loop
             while not end.done():
                 writer.write(b"1\r\na\r\n" if "chunked" in framing else b"a")
                 await asyncio.sleep(0.02)
-            assert end.result() == b""
+            with suppress(ConnectionResetError):  # a piece may still have been on its way
+                assert end.result() == b""
             assert 0.3 < time.monotonic() - began < 5
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
