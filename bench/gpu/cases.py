@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,9 @@ from .random_weights import HALF, KV_DTYPES, adapter_tables, choices, draw, fill
 EPS = 1e-5
 LORA_PARTS = ("add", "other way", "shrink", "expand")
 TOLERANCE = 5e-3
-"""Largest error in 16 bits, relative to the largest value."""
+"""Largest error in 16 bits, relative to the largest value. Less than a step of an int8 cache (1/127): what is written
+there has to be the reference's codes, all of them, which holds because no product and sum are contracted
+(`launch.FP_FUSION`) and divisions are exact."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,6 @@ class Case:
     """One operation at one size. Inputs are on the device; building a case takes the memory, dropping it frees it."""
 
     op: str
-    detail: str
-    """Which linears, which form."""
     rows: int
     cost: Cost
     call: Call
@@ -43,6 +43,8 @@ class Case:
     """The same result, or one of the same size, from torch's own operations."""
     result: Callable[[Ops], torch.Tensor] | None
     """What these operations make of the inputs as they are at first. None: part of another case."""
+    detail: str = ""
+    """Which linears, which form."""
     context: int = 0
     ranks: tuple[int, ...] = ()
 
@@ -65,16 +67,31 @@ def error(case: Case, operations: Ops, reference: Ops) -> float | None:
     return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
-def cases(base: Base, sizes: Sizes, device: torch.device) -> Iterator[Planned]:
-    """All of them, those with goals first."""
+def _timed_as_compared(result: Callable[[Ops], torch.Tensor], **values: Any) -> Case:
+    return Case(call=partial(result, triton), result=result, **values)
+
+
+def cases(base: Base, sizes: Sizes, device: torch.device) -> list[Iterator[Planned]]:
+    """All of them by kind, the kinds with goals first."""
+    kinds = (_lora_cases, _attention_cases, _linear_cases, _other_cases)
+    return [kind(base, sizes, device) for kind in kinds]
+
+
+def _lora_cases(base: Base, sizes: Sizes, device: torch.device) -> Iterator[Planned]:
     for rows in sizes.rows:
         for ranks, group in product(sizes.mixes(rows), GROUPS):
             for part in LORA_PARTS:
                 name = f"add_lora {group}, {part}, {rows} rows of {len(ranks)} adapters"
                 yield Planned(name, partial(_lora, base, group, rows, tuple(ranks), part, sizes, device))
+
+
+def _attention_cases(base: Base, sizes: Sizes, device: torch.device) -> Iterator[Planned]:
     for context, rows, kv_form in product(sizes.contexts, sizes.rows, KV_DTYPES):
         name = f"attention, {rows} rows at {context}, KV {kv_form}"
         yield Planned(name, partial(_attention, base, rows, context, kv_form, sizes, device))
+
+
+def _linear_cases(base: Base, sizes: Sizes, device: torch.device) -> Iterator[Planned]:
     for form, group, rows in product(FORMS, GROUPS, (*sizes.rows, sizes.many_rows)):
         detail, (n, k) = f"{group} {form}", base.shape(group)
         yield Planned(
@@ -83,6 +100,10 @@ def cases(base: Base, sizes: Sizes, device: torch.device) -> Iterator[Planned]:
     n, k = base.config.vocab_size, base.config.hidden_size
     for rows in sizes.rows:
         yield Planned(f"head, {rows} rows", partial(_linear, "head fp16", "fp16", n, k, rows, sizes, device))
+
+
+def _other_cases(base: Base, sizes: Sizes, device: torch.device) -> Iterator[Planned]:
+    for rows in sizes.rows:
         for build in (_rms_norm, _add_rms_norm, _silu_mul, _embedding):
             yield Planned(f"{build.__name__[1:]}, {rows} rows", partial(build, base, rows, device))
         for draws in (False, True):
@@ -219,16 +240,15 @@ def _attention(base: Base, rows: int, context: int, kv_form: str, sizes: Sizes, 
     q = _values(rows, heads, dim, device=device)
     keys, values = (_values(rows, config.num_kv_heads, context, dim, device=device) for _ in range(2))
     queries = q.unsqueeze(2)
-    return Case(
+    return _timed_as_compared(
+        lambda ops: ops.paged_attention(q, pool, 0, batch, scale),
         op="attention",
         detail=f"KV {kv_form}",
         rows=rows,
         cost=costs.attention(base, rows, context, sizes.block_size, kv_form),
-        call=lambda: triton.paged_attention(q, pool, 0, batch, scale),
         torch_call=lambda: F.scaled_dot_product_attention(
             queries, keys, values, scale=scale, enable_gqa=True
         ),
-        result=lambda ops: ops.paged_attention(q, pool, 0, batch, scale),
         context=context,
     )
 
@@ -279,14 +299,12 @@ def _rope_and_write(base: Base, rows: int, kv_form: str, sizes: Sizes, device: t
 def _rms_norm(base: Base, rows: int, device: torch.device) -> Case:
     width = base.config.hidden_size
     x, weight = _values(rows, width, device=device), _values(width, device=device)
-    return Case(
+    return _timed_as_compared(
+        lambda ops: ops.rms_norm(x, weight, EPS),
         op="rms_norm",
-        detail="",
         rows=rows,
         cost=costs.rms_norm(rows, width),
-        call=lambda: triton.rms_norm(x, weight, EPS),
         torch_call=lambda: F.rms_norm(x, (width,), weight, EPS),
-        result=lambda ops: ops.rms_norm(x, weight, EPS),
     )
 
 
@@ -296,7 +314,6 @@ def _add_rms_norm(base: Base, rows: int, device: torch.device) -> Case:
     weight, written = _values(width, device=device), residual.clone()
     return Case(
         op="add_rms_norm",
-        detail="",
         rows=rows,
         cost=costs.add_rms_norm(rows, width),
         call=lambda: triton.add_rms_norm(x, written, weight, EPS)[0],
@@ -308,14 +325,12 @@ def _add_rms_norm(base: Base, rows: int, device: torch.device) -> Case:
 def _silu_mul(base: Base, rows: int, device: torch.device) -> Case:
     width = base.config.intermediate_size
     gate_up = _values(rows, 2 * width, device=device)
-    return Case(
+    return _timed_as_compared(
+        lambda ops: ops.silu_mul(gate_up),
         op="silu_mul",
-        detail="",
         rows=rows,
         cost=costs.silu_mul(rows, width),
-        call=lambda: triton.silu_mul(gate_up),
         torch_call=lambda: F.silu(gate_up[:, :width]) * gate_up[:, width:],
-        result=lambda ops: ops.silu_mul(gate_up),
     )
 
 
@@ -323,14 +338,12 @@ def _embedding(base: Base, rows: int, device: torch.device) -> Case:
     vocab, width = base.config.vocab_size, base.config.hidden_size
     held = triton.hold(_values(vocab, width, device=device))
     token_ids = torch.randint(vocab, (rows,), device=device)
-    return Case(
+    return _timed_as_compared(
+        lambda ops: ops.embedding(token_ids, held, HALF),
         op="embedding",
-        detail="",
         rows=rows,
         cost=costs.embedding(rows, width),
-        call=lambda: triton.embedding(token_ids, held, HALF),
         torch_call=lambda: F.embedding(token_ids, held.values),
-        result=lambda ops: ops.embedding(token_ids, held, HALF),
     )
 
 
@@ -346,12 +359,11 @@ def _choose_tokens(base: Base, rows: int, draws: bool, device: torch.device) -> 
         point = settings.points.float().unsqueeze(1) * kept.sum(dim=1, keepdim=True)
         return tokens.gather(1, torch.searchsorted(kept.cumsum(dim=1), point))
 
-    return Case(
+    return _timed_as_compared(
+        lambda ops: cast(ChoosesTokens, ops).choose_tokens(logits, settings),
         op="choose_tokens",
         detail="drawn" if draws else "greedy",
         rows=rows,
         cost=costs.choose_tokens(rows, base.config.vocab_size),
-        call=lambda: triton.choose_tokens(logits, settings),
         torch_call=by_sorting if draws else lambda: logits.argmax(dim=1),
-        result=lambda ops: cast(ChoosesTokens, ops).choose_tokens(logits, settings),
     )

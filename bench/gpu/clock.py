@@ -15,8 +15,9 @@ Call = Callable[[], torch.Tensor]
 WARM_UP, LEAST, MOST, SECONDS = 3, 5, 50, 0.05
 """Replays before any counts; how many count at least and at most, and for how long they go on between."""
 FLUSH = 256 << 20
-"""Bytes written before each call: several times the second-level cache of any chip so far. It also takes longer than
-asking for the replay does, so that the call finds the device waiting for it."""
+"""Bytes written and read before each call: several times the second-level cache of any chip so far. The read leaves
+nothing in it that has yet to be written to memory, at the call's expense. All of it takes longer than asking for the
+replay does, so that the call finds the device waiting for it."""
 
 
 class Clock(Protocol):
@@ -34,7 +35,7 @@ class EventClock:
 
     def __init__(self, device: torch.device, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._flush = torch.empty(FLUSH, dtype=torch.uint8, device=device)
+        self._flush = torch.empty(FLUSH // 4, dtype=torch.int32, device=device)
 
     def alone(self, call: Call) -> float:
         captured = self._accelerator.capture(call)
@@ -48,6 +49,7 @@ class EventClock:
     def _one(self, replay: Callable[[], None]) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
+        self._flush.sum()
         begin.record()
         replay()
         end.record()

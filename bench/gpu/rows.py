@@ -31,24 +31,30 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True, tag="peaks"):
     product_flops_per_second: float
 
 
-class OpRow(msgspec.Struct, frozen=True, kw_only=True, tag="operation"):
-    """One operation of one layer. Shares are of `Peaks`."""
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What was timed, and its floor: the bytes and operations that it takes at least."""
 
     base: str
-    op: str
-    detail: str
     rows: int
     context: int
     ranks: tuple[int, ...]
+    """Of the adapters, one for each."""
     seconds: float
     bytes: int
     flops: int
+    goals: tuple[Goal, ...] = ()
+
+
+class OpRow(Measured, frozen=True, kw_only=True, tag="operation"):
+    """One operation of one layer. Shares are of `Peaks`."""
+
+    op: str
+    detail: str
     of_copy: float
     of_product: float
     torch_seconds: float | None
     error: float | None
     """Largest difference from the reference, relative to its largest value; None: part of another row's."""
-    goals: tuple[Goal, ...] = ()
 
     @property
     def bytes_per_second(self) -> float:
@@ -64,24 +70,18 @@ class OpRow(msgspec.Struct, frozen=True, kw_only=True, tag="operation"):
         return None if self.torch_seconds is None else self.torch_seconds / self.seconds
 
 
-class StepRow(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+class StepRow(Measured, frozen=True, kw_only=True, tag="step"):
     """One decode step of a whole model."""
 
-    base: str
     form: str
-    rows: int
-    context: int
-    ranks: tuple[int, ...]
-    seconds: float
-    bytes: int
-    flops: int
+    draws: bool
+    """Its tokens are drawn; else they are the most likely ones."""
     over_floor: float
     """Times the time that its bytes take at the copy's bandwidth."""
     of_base: float | None
-    """Throughput as a share of that without adapters; None: this is it."""
+    """Throughput as a share of that without adapters and draws; None: this is it, or that was not measured."""
     replay_equals_eager: bool
     """Hidden states of the replayed and of the eager step, bit for bit."""
-    goals: tuple[Goal, ...] = ()
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True, tag="left out"):
@@ -137,14 +137,14 @@ def step_goals(
 
 
 def step_row(
-    base: Base, form: str, rows: int, context: int, ranks: tuple[int, ...], floor: StepFloor, seconds: float,
-    alone: float | None, peaks: Peaks, equal: bool,
+    base: Base, form: str, rows: int, context: int, ranks: tuple[int, ...], draws: bool, floor: StepFloor,
+    seconds: float, alone: float | None, peaks: Peaks, equal: bool,
 ) -> StepRow:  # fmt: skip
-    """`alone`: seconds of the same step without adapters; None: this is it."""
+    """`alone`: seconds of the same step without adapters and draws; None: this is it, or that was not measured."""
     over_floor = seconds * peaks.copy_bytes_per_second / floor.bytes
     of_base = None if alone is None else alone / seconds
     return StepRow(
-        base=base.name, form=form, rows=rows, context=context, ranks=ranks, seconds=seconds, bytes=floor.bytes,
-        flops=floor.flops, over_floor=over_floor, of_base=of_base, replay_equals_eager=equal,
+        base=base.name, form=form, rows=rows, context=context, ranks=ranks, draws=draws, seconds=seconds,
+        bytes=floor.bytes, flops=floor.flops, over_floor=over_floor, of_base=of_base, replay_equals_eager=equal,
         goals=step_goals(form, rows, len(ranks), over_floor, of_base),
     )  # fmt: skip

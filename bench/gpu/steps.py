@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -31,8 +32,9 @@ class Steps:
     """A model, a pool for `rows` sequences of `context` tokens behind the adapters, and steps of them."""
 
     def __init__(
-        self, model: LlamaModel, base: Base, sizes: Sizes, rows: int, context: int, ranks: tuple[int, ...]
-    ) -> None:
+        self, model: LlamaModel, base: Base, sizes: Sizes, rows: int, context: int, ranks: tuple[int, ...],
+        *, draws: bool = False,
+    ) -> None:  # fmt: skip
         self.model, self.sizes, self.rows, self.context = model, sizes, rows, context
         place = layout(base, sizes, base.config.num_layers)
         self.tables: AdapterTables | None = None
@@ -45,7 +47,7 @@ class Steps:
         self.pool = Pool(place, first + rows * blocks, model.device, spare=1)
         fill(self.pool)
         order = (first + torch.randperm(rows * blocks)).view(rows, blocks).tolist()
-        self._greedy = choices(rows, model.device, draws=False)
+        self._choices = choices(rows, model.device, draws=draws)
         self.chunks = [self._chunk(row, order[row], ranks) for row in range(rows)]
 
     def _chunk(self, row: int, blocks: list[int], ranks: tuple[int, ...]) -> Chunk:
@@ -78,7 +80,7 @@ class Steps:
         return self._tokens(self.model.forward(batch, self.pool))
 
     def _tokens(self, hidden: torch.Tensor) -> torch.Tensor:
-        return triton.choose_tokens(self.model.logits(hidden), self._greedy)
+        return triton.choose_tokens(self.model.logits(hidden), self._choices)
 
     @torch.inference_mode()
     def seconds(self, accelerator: Accelerator, clock: Clock) -> tuple[float, bool]:
@@ -97,19 +99,32 @@ class Steps:
         return clock.in_a_row(one), equal
 
 
+@dataclass(frozen=True)
+class Mix:
+    """What the rows of a step are on, and how their tokens are chosen."""
+
+    rows: int
+    ranks: tuple[int, ...] = ()
+    draws: bool = False
+
+
+def mixes(sizes: Sizes) -> Iterator[Mix]:
+    """For each number of rows: without adapters, the same drawn, then each mix of adapters."""
+    for rows in sizes.rows:
+        yield from (Mix(rows), Mix(rows, draws=True))
+        yield from (Mix(rows, tuple(ranks)) for ranks in sizes.mixes(rows))
+
+
 def measured(
-    model: LlamaModel, base: Base, form: str, rows: int, sizes: Sizes, peaks: Peaks, accelerator: Accelerator,
-    clock: Clock,
-) -> Iterator[StepRow]:  # fmt: skip
-    """Steps of `rows` sequences: without adapters, then with each mix of them."""
+    model: LlamaModel, base: Base, form: str, mix: Mix, sizes: Sizes, peaks: Peaks, accelerator: Accelerator,
+    clock: Clock, alone: float | None,
+) -> StepRow:  # fmt: skip
+    """One step; `alone` as in `step_row`."""
     context = sizes.contexts[0]
-    alone: float | None = None
-    mixes: list[tuple[int, ...]] = [(), *(tuple(ranks) for ranks in sizes.mixes(rows))]
-    for ranks in mixes:
-        floor = costs.step(base, form, rows, context, ranks, sizes)
-        seconds, equal = Steps(model, base, sizes, rows, context, ranks).seconds(accelerator, clock)
-        yield step_row(base, form, rows, context, ranks, floor, seconds, alone, peaks, equal)
-        alone = seconds if not ranks else alone
+    floor = costs.step(base, form, mix.rows, context, mix.ranks, sizes)
+    steps = Steps(model, base, sizes, mix.rows, context, mix.ranks, draws=mix.draws)
+    seconds, equal = steps.seconds(accelerator, clock)
+    return step_row(base, form, mix.rows, context, mix.ranks, mix.draws, floor, seconds, alone, peaks, equal)
 
 
 def launches(

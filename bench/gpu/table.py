@@ -42,11 +42,12 @@ def _peaks(peaks: Peaks) -> str:
 def _steps(rows: Iterable[StepRow]) -> str:
     numbers = ("rows", "context", "adapters", "rank", "ms", "tok/s", "GB", "x floor", "of base", "same bits")
     return markdown(
-        ("base", "layers"),
+        ("base", "layers", "tokens"),
         (*numbers, "goals"),
         [
             [
-                row.base, row.form, str(row.rows), str(row.context), str(len(row.ranks)), _ranks(row.ranks),
+                row.base, row.form, "drawn" if row.draws else "greedy",
+                str(row.rows), str(row.context), str(len(row.ranks)), ranks_of(row.ranks),
                 f"{row.seconds * 1e3:.3f}", f"{row.rows / row.seconds:,.0f}", f"{row.bytes / 1e9:.2f}",
                 f"{row.over_floor:.2f}", _number(row.of_base), "yes" if row.replay_equals_eager else "NO",
                 _goals(row.goals),
@@ -75,7 +76,7 @@ def _operations(rows: Iterable[OpRow]) -> str:
         [
             [
                 row.base, row.op, row.detail, str(row.rows), str(row.context or "-"), str(len(row.ranks) or "-"),
-                _ranks(row.ranks), f"{row.seconds * 1e6:.1f}", f"{row.bytes_per_second / 1e9:,.0f}",
+                ranks_of(row.ranks), f"{row.seconds * 1e6:.1f}", f"{row.bytes_per_second / 1e9:,.0f}",
                 f"{row.of_copy:.0%}", f"{row.flops_per_second / 1e12:.2f}", f"{row.of_product:.1%}",
                 "-" if row.torch_seconds is None else f"{row.torch_seconds * 1e6:.1f}", _number(row.times_torch),
                 "-" if row.error is None else f"{row.error:.0e}", _goals(row.goals),
@@ -85,7 +86,8 @@ def _operations(rows: Iterable[OpRow]) -> str:
     )  # fmt: skip
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_of(ranks: Sequence[int]) -> str:
+    """In a word."""
     kinds = sorted(set(ranks))
     return "-" if not kinds else str(kinds[0]) if len(kinds) == 1 else f"{kinds[0]}-{kinds[-1]}"
 

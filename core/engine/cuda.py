@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 
 from .accelerator import Arrival, Captured
 
 
-@dataclass
+@dataclass(eq=False)
 class _Graph:
     graph: torch.cuda.CUDAGraph
     output: torch.Tensor
@@ -40,8 +41,9 @@ class Cuda:
         self._device = device
         self._aside = torch.cuda.Stream(device)
         self._sent = torch.cuda.Event()
-        self._graphs = torch.cuda.graph_pool_handle()
-        """One memory for what all graphs compute with: only one of them runs at a time."""
+        self._graphs = WeakSet[_Graph]()
+        """Those that somebody still holds. All compute in one memory, as only one runs at a time; it ends with the last
+        of them, and may not be asked for again."""
 
     def pinned(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
@@ -74,10 +76,12 @@ class Cuda:
     def capture(self, function: Callable[[], torch.Tensor]) -> Captured:
         function()  # whatever happens at a first call (a kernel's module is loaded) cannot be captured
         self.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graphs):
+        graph, other = torch.cuda.CUDAGraph(), next(iter(self._graphs), None)
+        with torch.cuda.graph(graph, pool=None if other is None else other.graph.pool()):
             output = function()
-        return _Graph(graph, output)
+        captured = _Graph(graph, output)
+        self._graphs.add(captured)
+        return captured
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

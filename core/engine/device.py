@@ -20,6 +20,8 @@ CPU_STEP_TOKENS, CUDA_STEP_TOKENS = 256, 2048
 the demo base, INT8, on two AVX2 cores, in one step: 128 rows 258 ms, 256 rows 566 ms, 512 rows 1.28 s, 1024 rows
 2.69 s: 2.0, 2.2, 2.5 and 2.6 ms a row, so larger steps gain nothing. CUDA's is vLLM's usual figure, not measured
 here."""
+CONTEXT_PART = 256
+"""Tokens of a context for which attention keeps one partial result: a float32 vector a query head, and two numbers."""
 DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -70,19 +72,23 @@ def step_tokens(config: EngineConfig, device: torch.device) -> tuple[int, int]:
 
 
 def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
-    """A bound on what one step of `tokens` holds besides weights and pool: a layer's activations, and logits
-    while sampling."""
+    """A bound on what one step of `tokens` holds besides weights and pool: a layer's activations, attention's partial
+    results for as many sequences of the longest context as there may be, and logits while sampling."""
     widths = sum(out_features for out_features, _ in model.linear_shapes.values()) + 4 * model.hidden_size
     activations = tokens * widths * (dtype.itemsize + 4)
+    context = model.max_position_embeddings if config.max_model_len is None else config.max_model_len
+    parts = -(-context // CONTEXT_PART) * model.num_heads * (model.head_dim + 2) * 4
     logits = max(config.max_num_seqs, LOGIT_ROWS) * model.vocab_size * 4 * 4
-    return activations + logits
+    return activations + min(config.max_num_seqs, tokens) * parts + logits
 
 
-def warm_up_rows(operations: Ops, device: torch.device, tokens: int) -> list[int]:
-    """Rows of the steps, none of more than `tokens`, that reach all that has to be compiled before serving."""
+def warm_up_rows(operations: Ops, device: torch.device, tokens: int) -> list[tuple[int, int]]:
+    """Steps that reach all that has to be compiled before serving, as rows, of which none has more than `tokens`, and
+    adapters on each of them: where rows do not suffice, several adapters a row make the pairs of row and adapter."""
     if device.type == "cpu":  # where even Triton's kernels are interpreted
-        return [min(4, tokens)]
-    return sorted({min(rows, tokens) for rows in getattr(operations, "BUILT_FOR_ROWS", (4,))})
+        return [(min(4, tokens), 1)]
+    numbers = getattr(operations, "BUILT_FOR_ROWS", (4,))
+    return [(min(number, tokens), -(-number // tokens)) for number in numbers]
 
 
 def available_memory() -> int:

@@ -10,7 +10,7 @@ import torch
 from ...kernels.ops import Choices, ChoosesTokens
 from ..scheduling.plan import Sampled
 from . import batch
-from .accelerator import Accelerator
+from .accelerator import Accelerator, Host
 from .sampler import NotFinite, SampleRow, SamplingError, sample, uniform
 
 
@@ -31,9 +31,13 @@ class TokenChoice:
         there = [i for i, request in enumerate(requests) if request.needs_only_logits]
         here = [i for i, request in enumerate(requests) if not request.needs_only_logits]
         answers: dict[int, Sampled | SamplingError] = {}
-        chosen = self._choose(rows_of(logits, there), [requests[i] for i in there]) if there else None
+        chosen = None
+        if there:
+            chosen = self._choose(rows_of(logits, there, self._accelerator), [requests[i] for i in there])
         if here:
-            answers.update(zip(here, sample(rows_of(logits, here), [requests[i] for i in here])))
+            answers.update(
+                zip(here, sample(rows_of(logits, here, self._accelerator), [requests[i] for i in here]))
+            )
         if chosen is not None:
             for i, token in zip(there, chosen.tolist()):
                 answers[i] = NotFinite() if token < 0 else Sampled(token)
@@ -59,9 +63,12 @@ class TokenChoice:
         return self._operations.choose_tokens(logits, Choices(**tensors, draws=draws))
 
 
-def rows_of(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """values[rows], ascending and at least one; neighbours, as all rows of a step of decodes are, without a copy."""
+def rows_of(
+    values: torch.Tensor, rows: Sequence[int], accelerator: Accelerator | None = None
+) -> torch.Tensor:
+    """values[rows], ascending and at least one; neighbours, as all rows of a step of decodes are, without a copy. The
+    host waits for nothing: which rows they are goes to the device as a step's inputs do."""
     begin, end = rows[0], rows[-1] + 1
     if end - begin == len(rows):
         return values[begin:end]
-    return values[torch.tensor(rows, device=values.device)]
+    return values[batch.transfer({"rows": np.array(rows, np.int64)}, accelerator or Host())["rows"]]

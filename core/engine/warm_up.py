@@ -14,23 +14,31 @@ from .runner import Runner
 
 LONG_CONTEXT = 512
 """Tokens: enough for attention to split a context."""
+PROMPT = 3
+"""Tokens of a prompt: what prompts are computed with depends on the number of their rows no more than decodes do."""
 
 
 def warm_up(
-    runner: Runner, pool: Pool, tables: AdapterTables, rows: Sequence[int], max_model_len: int
+    runner: Runner, pool: Pool, tables: AdapterTables, steps: Sequence[tuple[int, int]], max_model_len: int
 ) -> None:
-    """For each number of `rows` a step without an adapter and one with: a prompt, all of whose rows are scored, and a
-    decode, whose context is short in one and long in the other. Leaves pool and tables as new.
+    """For each of `steps`, (rows, adapters on each), so many decodes without adapters and so many with them, of short
+    contexts and of long ones; once each way, a prompt all of whose rows are scored, beside a decode. Leaves pool and
+    tables as new.
 
     The adapter is of rank 1 everywhere, and all its rows are the pool's first bytes, which are zero. All sequences
     lie in the pool's first block.
     """
     tables.ranks[0] = 1
-    for count in rows:
-        for adapters, context in (((), 1), ((AdapterUse("warm-up"),), min(LONG_CONTEXT, max_model_len))):
-            decode = _chunk(2, adapters, context - 1, 1, pool.layout.block_size)
-            prompt = _chunk(1, adapters, 0, min(count, max_model_len) - 1, pool.layout.block_size)
-            runner.execute(StepPlan(chunks=(prompt, decode) if prompt.token_ids else (decode,)))
+    for count, (rows, adapters) in enumerate(steps):
+        for uses, context in (
+            ((), 1),
+            ((AdapterUse("warm-up"),) * adapters, min(LONG_CONTEXT, max_model_len)),
+        ):
+            decodes = tuple(_chunk(key, uses, context - 1, 1, pool.layout.block_size) for key in range(rows))
+            runner.execute(StepPlan(chunks=decodes))
+            if count == 0 and max_model_len > 1:
+                prompt = _chunk(rows, uses, 0, min(PROMPT, max_model_len), pool.layout.block_size)
+                runner.execute(StepPlan(chunks=(prompt, decodes[0])))
             pool.memory[0].zero_()
     tables.ranks[0] = 0
 

@@ -17,7 +17,7 @@ from .sampling import choose_tokens
 ROWS_INVARIANT = True
 READS_ANY_FORM = False
 BUILT_FOR_ROWS = (*(tile.rows for tile in tiles.FEW), lora.FEW_PAIRS + 1)
-"""Numbers of rows of which each reaches kernels that the others do not."""
+"""Numbers of rows, each on one adapter, of which each reaches kernels that the others do not."""
 
 __all__ = [
     "BUILT_FOR_ROWS",

@@ -19,16 +19,18 @@ import triton.language as tl
 
 from ..ops import AttentionBatch
 from ..pool import Pool
-from .launch import cdiv, launch, next_power_of_2
+from .launch import REGISTERS, cdiv, launch, next_power_of_2
 
 PART = 256
 """Tokens of context in one part."""
 STEP_BYTES = 16384
 """Of keys in one step, and of values: the stages of both stay below 99 KiB."""
-STEP, INT8_STEP = 64, 32
-"""Tokens in one step at most. Values in int8 are widened in registers: of more, prefill would spill on sm_90."""
-PREFILL_ROWS = 64
-"""Packed query rows of a chunk's program: (row, query head of one key head)."""
+STEP = 32
+"""Tokens in one step at most."""
+PREFILL_ROWS, ROWS_WIDTH = 64, 128
+"""Packed query rows of a chunk's program, (row, query head of one key head), for heads up to this wide (padded). Half
+as many for wider heads, and over an int8 cache, whose values are widened in registers. With more rows, or with more
+tokens in a step, prefill keeps values on the stack on one of the chips or with one of the versions of triton."""
 DECODE_WARPS, PREFILL_WARPS = 4, 8
 STAGES = 5
 """Of the loop over steps: block ids are fetched two stages ahead of keys and values, so that two steps of these fly."""
@@ -258,10 +260,10 @@ def paged_attention(
     group = heads // layout.num_kv_heads
     pad_d = max(16, next_power_of_2(dim))
     heads_shape = {"H": heads, "HK": layout.num_kv_heads, "D": dim, "PAD_D": pad_d, "PART": PART}
-    most_tokens = INT8_STEP if layout.quantised else STEP
+    chunk_rows = PREFILL_ROWS if pad_d <= ROWS_WIDTH and not layout.quantised else PREFILL_ROWS // 2
     tile: dict[str, Any] = {
         "BLOCK_SIZE": layout.block_size,
-        "BLOCK_N": max(16, min(most_tokens, STEP_BYTES // (pad_d * max(width, q.element_size())))),
+        "BLOCK_N": max(16, min(STEP, STEP_BYTES // (pad_d * max(width, q.element_size())))),
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
         "num_stages": STAGES,
     }
@@ -270,12 +272,13 @@ def paged_attention(
     place = (batch.block_tables.stride(0), layer, layout.layer_bytes // width, layout.block_bytes // width)
     most_rows = tokens if batch.max_query_len is None else batch.max_query_len
     if most_rows > 1:
-        block_m = max(PREFILL_ROWS, rows)
+        block_m = max(chunk_rows, rows)
         block_q = block_m // group
         launch(
             _prefill, (cdiv(most_rows, block_q), sequences, layout.num_kv_heads),
             q, elements, scales, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, out, scale * LOG2E,
             *place, q.stride(0), **heads_shape, **tile, BLOCK_Q=block_q, BLOCK_M=block_m, num_warps=PREFILL_WARPS,
+            maxnreg=REGISTERS,
         )  # fmt: skip
         if batch.max_query_len == tokens:
             return out  # one sequence has all rows: no decodes beside it

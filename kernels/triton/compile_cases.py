@@ -25,6 +25,8 @@ SHAPES = (
 ROWS = (*(tile.rows for tile in tiles.FEW), tiles.FEW_ROWS + 1)
 """One number of rows for each tile."""
 PAIRS = (lora.FEW_PAIRS, lora.FEW_PAIRS + 1)
+HEAD_DIMS = (64, HEAD_DIM, 256)
+"""One for each tile of attention, up to the widest heads that are served."""
 BATCHES = ((16, 16, 8), (16, 16, 512), (4, 515, 512))
 """(sequences, rows, blocks in a table): decodes of short and of long contexts; a prefill beside decodes."""
 PROJECTIONS = (
@@ -51,8 +53,8 @@ def cases(
     """Every operation, for activations (and KV, adapters, norms) of each dtype; as given, what reaches every tile."""
     for dtype in dtypes:
         yield from _linears(dtype, rows)
-        for kv_dtype in (dtype, torch.int8):
-            yield from _attention(dtype, kv_dtype, batches)
+        for kv_dtype, head_dim in product((dtype, torch.int8), HEAD_DIMS):
+            yield from _attention(dtype, kv_dtype, head_dim, batches)
         yield from _lora(dtype, pairs)
         yield from _rows(dtype, rows)
     yield from _sampling(rows)
@@ -78,14 +80,14 @@ def _linears(dtype: torch.dtype, numbers: Sequence[int]) -> Iterator[Case]:
             yield partial(linears.linear_w4, x, weight, None)
 
 
-def _pool(dtype: torch.dtype, blocks: int = 4096) -> Pool:
-    return Pool(PoolLayout(LAYERS, KV_HEADS, HEAD_DIM, 16, dtype), blocks, "meta")
+def _pool(dtype: torch.dtype, head_dim: int = HEAD_DIM) -> Pool:
+    return Pool(PoolLayout(LAYERS, KV_HEADS, head_dim, 16, dtype), 4096, "meta")
 
 
 def _attention(
-    dtype: torch.dtype, kv_dtype: torch.dtype, batches: Sequence[tuple[int, int, int]]
+    dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, batches: Sequence[tuple[int, int, int]]
 ) -> Iterator[Case]:
-    pool = _pool(kv_dtype)
+    pool, heads = _pool(kv_dtype, head_dim), [HEADS, KV_HEADS, KV_HEADS]
     for sequences, rows, blocks in batches:
         batch = AttentionBatch(
             block_tables=meta(sequences, blocks, dtype=torch.int32),
@@ -94,12 +96,10 @@ def _attention(
             slot_mapping=meta(rows, dtype=torch.int64),
             max_query_len=1 if rows == sequences else rows - sequences + 1,
         )
-        q = meta(rows, HEADS, HEAD_DIM, dtype=dtype)
-        yield partial(attention.paged_attention, q, pool, 1, batch, HEAD_DIM**-0.5)
-        _, k, v = (
-            meta(rows, QKV, dtype=dtype).unflatten(1, (-1, HEAD_DIM)).split([HEADS, KV_HEADS, KV_HEADS], 1)
-        )
-        positions, angles = meta(rows, dtype=torch.int64), meta(8192, HEAD_DIM // 2, dtype=torch.float32)
+        q = meta(rows, HEADS, head_dim, dtype=dtype)
+        yield partial(attention.paged_attention, q, pool, 1, batch, head_dim**-0.5)
+        q, k, v = meta(rows, sum(heads) * head_dim, dtype=dtype).unflatten(1, (-1, head_dim)).split(heads, 1)
+        positions, angles = meta(rows, dtype=torch.int64), meta(8192, head_dim // 2, dtype=torch.float32)
         yield partial(
             elementwise.rope_and_write_kv, q, k, v, positions, angles, angles, pool, 1, batch.slot_mapping
         )

@@ -35,7 +35,7 @@ POINTERS = {
 }
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 ALIGNED = [["tt.divisibility", 16]]
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
 SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 """Bytes one program may take, by compute capability."""
 
@@ -153,13 +153,16 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def features(ptx: str) -> dict[str, Any]:
-    """How the code computes and loads: tensor core instruction, copies in flight, widths of global loads in bits."""
+    """How the code computes and loads: tensor core instruction, whether products and sums are contracted, copies in
+    flight, widths of global loads in bits."""
     tensor_cores = next((name for name in ("wgmma", "mma.sync") if name in ptx), None)
     waits = [int(n) for n in re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", ptx)]
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\],\s*\[[^\]]*\],\s*(0x[0-9a-f]+|\d+)", ptx)
     loads = re.findall(r"ld\.global[.\w:]*?(?:\.v(\d))?\.[bfsu](\d+)", ptx)
     return {
         "tensor_cores": tensor_cores,
+        "contracted": re.search(r"fma\.rn[.\w]*\.f(32|64)", ptx)
+        is not None,  # with bf16 it is a sum, of one factor 1
         "copies_in_flight": max(waits, default=0),
         "copy_bits": sorted({8 * int(size, 0) for size in copies}),
         "load_bits": sorted({int(vector or 1) * int(bits) for vector, bits in loads}),

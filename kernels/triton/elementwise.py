@@ -78,18 +78,20 @@ def _put(a, b, target, mask, D: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _put_codes(a, b, target, scale, mask, heads, SMALLEST: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Halves a and b [heads, D / 2] of vectors, as int8 codes, and the scale of each vector."""
+    """Halves a and b [heads, D / 2] of vectors, as int8 codes, and the scale of each vector: to the last bit what torch
+    makes of x * (127 / most) and most / 127. Hence the reciprocal, as torch divides a number by a tensor, and divisions
+    that are rounded as they should be, which `/` need not be on a GPU."""
     a, b = tl.where(mask, a, 0.0), tl.where(mask, b, 0.0)
     most = tl.max(tl.maximum(tl.abs(a), tl.abs(b)), axis=1)
     ordinary = (tl.abs(a) < float("inf")) & (tl.abs(b) < float("inf"))  # NaN is never below
     finite = tl.min(tl.where(ordinary, 1, 0), axis=1) > 0
     some = finite & (most > SMALLEST)
-    factor = tl.where(some, 127.0 / tl.where(some, most, 1.0), 0.0)[:, None]
+    factor = tl.where(some, tl.div_rn(1.0, tl.where(some, most, 1.0)) * 127.0, 0.0)[:, None]
     # Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even.
     low = (tl.where(ordinary, a, 0.0) * factor + 12582912.0) - 12582912.0
     high = (tl.where(ordinary, b, 0.0) * factor + 12582912.0) - 12582912.0
     _put(low.to(tl.int8), high.to(tl.int8), target, mask, D)
-    tl.store(scale, tl.where(finite, tl.where(some, most / 127.0, 0.0), float("nan")), mask=heads)
+    tl.store(scale, tl.where(finite, tl.where(some, tl.div_rn(most, 127.0), 0.0), float("nan")), mask=heads)
 
 
 @triton.jit(do_not_specialize=["layer"])

@@ -10,6 +10,15 @@ from typing import Any
 
 import triton
 
+FP_FUSION = False
+"""No product and sum become one fused multiply-add, which would leave out a rounding. Kernels that share an arithmetic
+(a prompt's chunk and a single row; adapters in one launch and in two) could be contracted in different places, and
+codes of an int8 cache could differ by one from the reference's. `tl.dot` is not touched by it."""
+
+REGISTERS = 255
+"""Of a thread, as many as there are, for `maxnreg`: else the assembler may keep values on the stack to start more
+programs at a time."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -41,6 +50,7 @@ _recording: ContextVar[_Recording | None] = ContextVar("recording", default=None
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Run `kernel` over `grid`. Nothing here reads a tensor's values, so a launch can be captured in a graph."""
+    options["enable_fp_fusion"] = FP_FUSION
     recording = _recording.get()
     if recording is not None:
         recording.launches.append(Launch(kernel, grid, arguments, options))

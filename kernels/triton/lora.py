@@ -27,7 +27,7 @@ import triton.language as tl
 
 from ..ops import LoraBatch
 from ..pool import ROW_ALIGN, Pool
-from .launch import cdiv, launch
+from .launch import REGISTERS, cdiv, launch
 
 BLOCK_M = 16
 BLOCK_R = 16
@@ -83,6 +83,29 @@ def _module_of(tile, OFFSETS: tl.constexpr, TILES: tl.constexpr):  # type: ignor
         finish = tl.where(tile >= TILES[i], OFFSETS[i + 1], finish)
         first_tile = tl.where(tile >= TILES[i], TILES[i], first_tile)
     return which, begin, finish, first_tile
+
+
+@triton.jit
+def _pairs(pair_rows, pair_weights, scale, first_pair, end, BLOCK_M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """BLOCK_M pairs from `first_pair` on, which of them lie before `end`, their rows, and what their sums count."""
+    pair = first_pair + tl.arange(0, BLOCK_M)
+    live = pair < end
+    row = tl.load(pair_rows + pair, mask=live, other=0).to(tl.int64)
+    return pair, live, row, tl.load(pair_weights + pair, mask=live, other=0.0) * scale
+
+
+@triton.jit
+def _values_of_b(pool, rows, column, in_rank, n, inside, ALIGN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Values n of some columns of B, float32 [columns, n]; zeros beyond the rank and the module."""
+    start = tl.load(rows + column, mask=in_rank, other=0).to(tl.int64) * ALIGN
+    mask = in_rank[:, None] & inside[None, :]
+    return tl.load(pool + start[:, None] + n[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _add(out, delta, row, column, mask, out_stride):  # type: ignore[no-untyped-def]
+    target = out + row[:, None] * out_stride + column[None, :]
+    tl.store(target, tl.load(target, mask=mask, other=0.0).to(tl.float32) + delta, mask=mask)
 
 
 @triton.jit(do_not_specialize=["first_segment", "layer", "num_pairs"])
@@ -144,20 +167,16 @@ def _expand(  # type: ignore[no-untyped-def]
     if rank == 0:
         return
     first_row = tl.load(first_rows + entry) + rank  # the columns of B follow the rows of A
-    pair = first_pair + tl.arange(0, BLOCK_M)
-    live = pair < end
-    row = tl.load(pair_rows + pair, mask=live, other=0).to(tl.int64)
-    factor = tl.load(pair_weights + pair, mask=live, other=0.0) * tl.load(scales + entry)
+    pair, live, row, factor = _pairs(
+        pair_rows, pair_weights, tl.load(scales + entry), first_pair, end, BLOCK_M
+    )
     n = (tile - first_tile) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < finish - begin
     delta = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for r0 in range(0, rank, BLOCK_R):
         r = r0 + tl.arange(0, BLOCK_R)
         in_rank = r < rank
-        b_start = tl.load(rows + first_row + r, mask=in_rank, other=0).to(tl.int64) * ALIGN
-        right = tl.load(
-            pool + b_start[:, None] + n[None, :], mask=in_rank[:, None] & inside[None, :], other=0.0
-        )
+        right = _values_of_b(pool, rows, first_row + r, in_rank, n, inside, ALIGN)
         left = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
         place = (which * num_pairs + pair).to(tl.int64) * width
         for part in range(parts):
@@ -165,10 +184,8 @@ def _expand(  # type: ignore[no-untyped-def]
             left += tl.load(
                 sums + at + place[:, None] + r[None, :], mask=live[:, None] & in_rank[None, :], other=0.0
             )
-        delta = tl.dot(left * factor[:, None], right.to(tl.float32), delta, input_precision=PRECISION)
-    target = out + row[:, None] * out_stride + (begin + n)[None, :]
-    mask = live[:, None] & inside[None, :]
-    tl.store(target, tl.load(target, mask=mask, other=0.0).to(tl.float32) + delta, mask=mask)
+        delta = tl.dot(left * factor[:, None], right, delta, input_precision=PRECISION)
+    _add(out, delta, row, begin + n, live[:, None] & inside[None, :], out_stride)
 
 
 @triton.jit(do_not_specialize=["first_segment", "layer"])
@@ -191,10 +208,7 @@ def _add_deltas(  # type: ignore[no-untyped-def]
     if rank == 0:
         return
     first_row = tl.load(first_rows + entry)
-    pair = first_pair + tl.arange(0, BLOCK_M)
-    live = pair < end
-    row = tl.load(pair_rows + pair, mask=live, other=0).to(tl.int64)
-    factor = tl.load(pair_weights + pair, mask=live, other=0.0) * tl.load(scales + entry)
+    _, live, row, factor = _pairs(pair_rows, pair_weights, tl.load(scales + entry), first_pair, end, BLOCK_M)
     lefts = x + row[:, None] * x_stride
     n = (tile - first_tile) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < finish - begin
@@ -204,14 +218,9 @@ def _add_deltas(  # type: ignore[no-untyped-def]
         in_rank = r < rank
         rights = pool + tl.load(rows + first_row + r, mask=in_rank, other=0).to(tl.int64)[None, :] * ALIGN
         sums = _rank_sums(lefts, rights, live, in_rank, 0, K, K, PART, BLOCK_M, BLOCK_R, BLOCK_K, PRECISION)
-        b_start = tl.load(rows + first_row + rank + r, mask=in_rank, other=0).to(tl.int64) * ALIGN
-        right = tl.load(
-            pool + b_start[:, None] + n[None, :], mask=in_rank[:, None] & inside[None, :], other=0.0
-        )
-        delta = tl.dot(sums * factor[:, None], right.to(tl.float32), delta, input_precision=PRECISION)
-    target = out + row[:, None] * out_stride + (begin + n)[None, :]
-    mask = live[:, None] & inside[None, :]
-    tl.store(target, tl.load(target, mask=mask, other=0.0).to(tl.float32) + delta, mask=mask)
+        right = _values_of_b(pool, rows, first_row + rank + r, in_rank, n, inside, ALIGN)
+        delta = tl.dot(sums * factor[:, None], right, delta, input_precision=PRECISION)
+    _add(out, delta, row, begin + n, live[:, None] & inside[None, :], out_stride)
 
 
 def takes_one_launch(pairs: int, k: int, offsets: Sequence[int]) -> bool:
@@ -283,5 +292,5 @@ def add_lora(
             out, elements, tables.ranks, tables.first_row, tables.scales, tables.rows,
             lora.pair_rows, lora.pair_weights, lora.starts, lora.slots, sums,
             out.stride(0), first, layer, tables.ranks.shape[1], pairs, width, parts,
-            OFFSETS=tuple(offsets), TILES=tuple(tiles), BLOCK_N=BLOCK_N, num_warps=WARPS, **common,
+            OFFSETS=tuple(offsets), TILES=tuple(tiles), BLOCK_N=BLOCK_N, num_warps=WARPS, maxnreg=REGISTERS, **common,
         )  # fmt: skip

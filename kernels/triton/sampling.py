@@ -1,10 +1,11 @@
 """The next token of each row of logits: the largest, or one draw from what min_p, top_k and top_p leave.
 
 One program a row. `_weigh` finds the largest logit and, where the row draws, writes the weights exp((logit - largest) /
-temperature). `_draw` keeps the weights above a floor, and of those equal to it the first few. The floor of top_k and
-top_p is found by halving an interval of bit patterns, which for floats from 0 to 1 have the order of their values:
-nothing is sorted, and at most 30 passes over the row find it exactly. Then one pass inverts the cumulative weights in
-the order of ids. Sums are in float64, by block and in order, so that a row's token is of the row alone.
+temperature). `_draw` keeps the weights above a floor, and of those equal to it the first few. Nothing is sorted: for
+floats from 0 to 1 the order of bit patterns is that of values, so a floor is found by narrowing an interval of them,
+four floors a pass: at most 15 passes for top_k, fewer where some floor leaves just as many, and at most 15 for top_p;
+with what lies between, `PASSES` in all. The last one inverts the cumulative weights in the order of ids. Sums are of
+integers, hence the same in any order: a row's token is of the row alone.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ from ..ops import Choices
 from .launch import launch
 
 BLOCK = 4096
-WARPS = 8
+WARPS, DRAW_WARPS = 8, 16
 HIGHEST = 0x3F800000
 """The bits of 1.0, the largest weight there is."""
+PASSES = 34
+"""Of `_draw` over a row, at most: one for min_p, 15 and one for top_k, 15 and one for top_p, and the last. A pass
+leaves a quarter of an interval, and 4 ** 15 is the first power beyond `HIGHEST`."""
+UNIT = 2.0**42
+"""Weights are summed in units of 1 / UNIT, rounded down: 64 bits hold the sum of 2 ** 20 of them, and the total of a
+vocabulary of 128,256, which is 1 at least, falls short by 3e-8 at most."""
 
 
 @triton.jit
@@ -55,98 +62,137 @@ def _weigh(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block(source, start, vocab, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Weights from `start` on and their bits; beyond the vocabulary, bits below all others."""
+def _block(source, start, vocab, BLOCK: tl.constexpr, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Ids from `start` on, their weights in units, and the weights' bits; beyond the vocabulary, bits below others."""
     token = start + tl.arange(0, BLOCK)
     inside = token < vocab
     weight = tl.load(source + token, mask=inside, other=0.0)
-    return token, weight, tl.where(inside, weight.to(tl.int32, bitcast=True), -1)
+    return token, (weight * UNIT).to(tl.int64), tl.where(inside, weight.to(tl.int32, bitcast=True), -1)
 
 
 @triton.jit
-def _reaching(source, vocab, floor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many weights have bits of `floor` at least."""
-    counts = tl.zeros((BLOCK,), dtype=tl.int32)
+def _at(source, vocab, floor, BLOCK: tl.constexpr, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many weights reach `floor`, how many of them exceed it, and what these are together."""
+    reached = tl.zeros((BLOCK,), dtype=tl.int32)
+    over = tl.zeros((BLOCK,), dtype=tl.int32)
+    above = tl.zeros((BLOCK,), dtype=tl.int64)
     for start in range(0, vocab, BLOCK):
-        _, _, bits = _block(source, start, vocab, BLOCK)
-        counts += (bits >= floor).to(tl.int32)
-    return tl.sum(counts, axis=0)
+        _, units, bits = _block(source, start, vocab, BLOCK, UNIT)
+        reached += (bits >= floor).to(tl.int32)
+        over += (bits > floor).to(tl.int32)
+        above += tl.where(bits > floor, units, 0)
+    return tl.sum(reached, axis=0), tl.sum(over, axis=0), tl.sum(above, axis=0)
 
 
 @triton.jit
-def _total(source, vocab, floor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The sum of the weights that have bits of `floor` at least."""
-    sums = tl.zeros((BLOCK,), dtype=tl.float64)
+def _counts(source, vocab, one, two, three, four, BLOCK: tl.constexpr, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many weights reach each of four floors. Apart, because a tile of them would go through shared memory."""
+    reach_one = tl.zeros((BLOCK,), dtype=tl.int32)
+    reach_two = tl.zeros((BLOCK,), dtype=tl.int32)
+    reach_three = tl.zeros((BLOCK,), dtype=tl.int32)
+    reach_four = tl.zeros((BLOCK,), dtype=tl.int32)
     for start in range(0, vocab, BLOCK):
-        _, weight, bits = _block(source, start, vocab, BLOCK)
-        sums += tl.where(bits >= floor, weight, 0.0).to(tl.float64)
-    return tl.sum(sums, axis=0)
+        _, _, bits = _block(source, start, vocab, BLOCK, UNIT)
+        reach_one += (bits >= one).to(tl.int32)
+        reach_two += (bits >= two).to(tl.int32)
+        reach_three += (bits >= three).to(tl.int32)
+        reach_four += (bits >= four).to(tl.int32)
+    return tl.sum(reach_one), tl.sum(reach_two), tl.sum(reach_three), tl.sum(reach_four)
+
+
+@triton.jit
+def _sums(source, vocab, one, two, three, four, BLOCK: tl.constexpr, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What the weights are together that reach each of four floors."""
+    from_one = tl.zeros((BLOCK,), dtype=tl.int64)
+    from_two = tl.zeros((BLOCK,), dtype=tl.int64)
+    from_three = tl.zeros((BLOCK,), dtype=tl.int64)
+    from_four = tl.zeros((BLOCK,), dtype=tl.int64)
+    for start in range(0, vocab, BLOCK):
+        _, units, bits = _block(source, start, vocab, BLOCK, UNIT)
+        from_one += tl.where(bits >= one, units, 0)
+        from_two += tl.where(bits >= two, units, 0)
+        from_three += tl.where(bits >= three, units, 0)
+        from_four += tl.where(bits >= four, units, 0)
+    return tl.sum(from_one), tl.sum(from_two), tl.sum(from_three), tl.sum(from_four)
+
+
+@triton.jit
+def _floors(floor, high):  # type: ignore[no-untyped-def]
+    """Their distance, and three floors to try between `floor` and `high`, which is the fourth."""
+    step = (high - floor + 3) // 4
+    one, two, three = floor + step, floor + 2 * step, floor + 3 * step
+    return step, tl.minimum(one, high), tl.minimum(two, high), tl.minimum(three, high)
+
+
+@triton.jit
+def _narrowed(floor, high, step, passed):  # type: ignore[no-untyped-def]
+    """The interval, once it is known that the first `passed` of the floors leave enough."""
+    return tl.minimum(floor + step * passed, high), tl.minimum(floor + step * (passed + 1) - 1, high)
 
 
 @triton.jit
 def _draw(  # type: ignore[no-untyped-def]
-    weights,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    points,
-    out,
-    vocab,
-    BLOCK: tl.constexpr,
-    HIGHEST: tl.constexpr,
-):
+    weights, temperatures, top_ks, top_ps, min_ps, points, out, vocab,
+    BLOCK: tl.constexpr, HIGHEST: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
     """out: the token at the row's point of the cumulative weights that are kept, in the order of ids."""
     row = tl.program_id(0).to(tl.int64)
     if (tl.load(temperatures + row) == 0.0) | (tl.load(out + row) < 0):
         return
     source = weights + row * vocab
     floor = tl.load(min_ps + row).to(tl.int32, bitcast=True)
-    reached = _reaching(source, vocab, floor, BLOCK)
-    equal = reached - _reaching(source, vocab, floor + 1, BLOCK)
+    reached, over, above = _at(source, vocab, floor, BLOCK, UNIT)
+    equal = reached - over
     top_k = tl.load(top_ks + row)
     if (top_k > 0) & (reached > top_k):
         high = tl.full((), HIGHEST, tl.int32)
-        while floor < high:  # the highest floor that top_k weights reach
-            middle = floor + (high - floor + 1) // 2
-            enough = _reaching(source, vocab, middle, BLOCK) >= top_k
-            floor = tl.where(enough, middle, floor)
-            high = tl.where(enough, high, middle - 1)
-        equal = top_k - _reaching(source, vocab, floor + 1, BLOCK)
-    above = _total(source, vocab, floor + 1, BLOCK)
-    total = above + equal.to(tl.float64) * floor.to(tl.float32, bitcast=True).to(tl.float64)
+        while (floor < high) & (
+            reached != top_k
+        ):  # a floor that just top_k weights reach, or the highest of more
+            step, one, two, three = _floors(floor, high)
+            n_1, n_2, n_3, n_4 = _counts(source, vocab, one, two, three, high, BLOCK, UNIT)
+            passed = (n_1 >= top_k).to(tl.int32) + (n_2 >= top_k).to(tl.int32)
+            passed += (n_3 >= top_k).to(tl.int32) + (n_4 >= top_k).to(tl.int32)
+            reached = tl.where(n_1 >= top_k, n_1, reached)
+            reached = tl.where(n_2 >= top_k, n_2, reached)
+            reached = tl.where(n_3 >= top_k, n_3, reached)
+            reached = tl.where(n_4 >= top_k, n_4, reached)
+            floor, high = _narrowed(floor, high, step, passed)
+        reached, over, above = _at(source, vocab, floor, BLOCK, UNIT)
+        equal = top_k - over
+    total = above + equal * (floor.to(tl.float32, bitcast=True) * UNIT).to(tl.int64)
     top_p = tl.load(top_ps + row)
     if top_p < 1.0:
-        wanted = top_p * total
+        wanted = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
         lowest = floor
         high = tl.full((), HIGHEST, tl.int32)
         while floor < high:  # the highest floor above which lies enough; that of top_k does
-            middle = floor + (high - floor + 1) // 2
-            enough = _total(source, vocab, middle, BLOCK) >= wanted
-            floor = tl.where(enough, middle, floor)
-            high = tl.where(enough, high, middle - 1)
-        above = _total(source, vocab, floor + 1, BLOCK)
-        each = floor.to(tl.float32, bitcast=True).to(tl.float64)
-        needed = tl.maximum(tl.ceil((wanted - above) / tl.maximum(each, 1e-300)), 1.0)
-        there = _reaching(source, vocab, floor, BLOCK) - _reaching(source, vocab, floor + 1, BLOCK)
-        there = tl.where(floor == lowest, equal, there)
-        equal = tl.minimum(needed, there.to(tl.float64)).to(tl.int32)
-        total = above + equal.to(tl.float64) * each
-    point = tl.load(points + row) * total
-    before = tl.full((), 0.0, tl.float64)
+            step, one, two, three = _floors(floor, high)
+            s_1, s_2, s_3, s_4 = _sums(source, vocab, one, two, three, high, BLOCK, UNIT)
+            passed = (s_1 >= wanted).to(tl.int32) + (s_2 >= wanted).to(tl.int32)
+            passed += (s_3 >= wanted).to(tl.int32) + (s_4 >= wanted).to(tl.int32)
+            floor, high = _narrowed(floor, high, step, passed)
+        reached, over, above = _at(source, vocab, floor, BLOCK, UNIT)
+        each = (floor.to(tl.float32, bitcast=True) * UNIT).to(tl.int64)
+        needed = tl.maximum((wanted - above + each - 1) // tl.maximum(each, 1), 1)
+        there = tl.where(floor == lowest, equal, reached - over)
+        equal = tl.minimum(needed, there.to(tl.int64)).to(tl.int32)
+        total = above + equal * each
+    point = (tl.load(points + row) * total.to(tl.float64)).to(tl.int64)  # rounded down
+    before = tl.full((), 0, tl.int64)
     seen = tl.full((), 0, tl.int32)
     chosen = tl.full((), -1, tl.int32)
     last = tl.full((), 0, tl.int32)
     start = tl.full((), 0, tl.int32)
     while (start < vocab) & (chosen < 0):
-        token, weight, bits = _block(source, start, vocab, BLOCK)
+        token, units, bits = _block(source, start, vocab, BLOCK, UNIT)
         at_floor = (bits == floor).to(tl.int32)
         kept = (bits > floor) | ((at_floor > 0) & (seen + tl.cumsum(at_floor, axis=0) <= equal))
-        wide = tl.where(kept, weight, 0.0).to(tl.float64)
+        wide = tl.where(kept, units, 0)
         passed = kept & (before + tl.cumsum(wide, axis=0) > point)
         first = tl.min(tl.where(passed, token, vocab), axis=0)
         chosen = tl.where(first < vocab, first, -1)
-        last = tl.maximum(last, tl.max(tl.where(wide > 0.0, token, 0), axis=0))
+        last = tl.maximum(last, tl.max(tl.where(wide > 0, token, 0), axis=0))
         before += tl.sum(wide, axis=0)
         seen += tl.sum(at_floor, axis=0)
         start += BLOCK
@@ -168,6 +214,6 @@ def choose_tokens(logits: torch.Tensor, choices: Choices) -> torch.Tensor:
         launch(
             _draw, (rows,),
             weights, choices.temperatures, choices.top_ks, choices.top_ps, choices.min_ps, choices.points, out, vocab,
-            BLOCK=BLOCK, HIGHEST=HIGHEST, num_warps=WARPS,
+            BLOCK=BLOCK, HIGHEST=HIGHEST, UNIT=UNIT, num_warps=DRAW_WARPS,
         )  # fmt: skip
     return out

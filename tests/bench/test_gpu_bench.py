@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import pytest
 import torch
 from heddle.bench.gpu import __main__ as bench
+from heddle.bench.gpu import clock as clock_module
 from heddle.bench.gpu.bases import Sizes, base
 from heddle.bench.gpu.cases import TOLERANCE
+from heddle.bench.gpu.clock import EventClock
 from heddle.bench.gpu.random_weights import random_model
 from heddle.bench.gpu.rows import LeftOut, OpRow, Peaks, Row, StepRow
 from heddle.bench.gpu.steps import Steps
 from heddle.bench.gpu.table import report
 from heddle.core.engine.accelerator import Captured, Host
 from heddle.kernels import reference, triton
+from heddle.kernels.triton.launch import recorded
 
 CPU = torch.device("cpu")
 TINY = base("tiny", layers=1, hidden=32, heads=2, kv_heads=1, inner=48, vocab=64)
@@ -61,7 +64,9 @@ class Replaying(Host):
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
     torch.manual_seed(0)
-    return list(bench.measure([TINY], SIZES, CPU, StandIn(), Replaying(), "stand-in", lambda: True, ("W4",)))
+    return list(
+        bench.measure([TINY], SIZES, CPU, StandIn(), Replaying(), "stand-in", lambda share: True, ("W4",))
+    )
 
 
 def test_every_operation_s_call_is_valid_and_gives_what_the_reference_gives(rows: list[Row]) -> None:
@@ -98,13 +103,13 @@ def test_rates_are_floors_over_times_and_shares_are_of_the_peaks(rows: list[Row]
     assert norm.times_torch == pytest.approx(1)
 
 
-def test_steps_are_measured_with_and_without_adapters(rows: list[Row]) -> None:
+def test_steps_are_measured_with_and_without_adapters_and_draws(rows: list[Row]) -> None:
     steps = [row for row in rows if isinstance(row, StepRow)]
-    assert [(row.form, row.rows, row.ranks) for row in steps] == [
-        ("W4", 2, ranks) for ranks in ((), (2, 2), (1, 3))
+    assert [(row.form, row.rows, row.ranks, row.draws) for row in steps] == [
+        ("W4", 2, *kind) for kind in (((), False), ((), True), ((2, 2), False), ((1, 3), False))
     ]
     assert all(row.replay_equals_eager for row in steps)
-    assert all((row.of_base is None) == (row.ranks == ()) for row in steps)
+    assert [row.of_base for row in steps] == [None, 1, 1, 1]
     assert all(row.over_floor == pytest.approx(1e-3 * 2048 / 1e-3 / row.bytes) for row in steps)
 
 
@@ -128,7 +133,18 @@ def test_the_table_names_what_was_left_out_and_counts_goals(rows: list[Row]) -> 
     assert "NOT MET" in said
 
 
-def test_what_does_not_fit_and_what_there_is_no_time_for_is_left_out_by_name() -> None:
+def test_a_drawn_step_s_tokens_are_drawn_by_the_kernel() -> None:
+    torch.manual_seed(3)
+    model = random_model(TINY, "fp16", SIZES, triton, CPU)
+    for draws in (False, True):
+        steps = Steps(model, TINY, SIZES, 2, 20, (), draws=draws)
+        with recorded() as launches:
+            tokens = steps.whole(steps.batch(Host()))
+        assert [launch.name for launch in launches].count("draw") == draws
+        assert ((tokens >= 0) & (tokens < 64)).all()
+
+
+def test_what_does_not_fit_is_left_out_by_name() -> None:
     class NoRoom(StandIn):
         def in_a_row(self, call: Callable[[], object]) -> float:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -140,21 +156,75 @@ def test_what_does_not_fit_and_what_there_is_no_time_for_is_left_out_by_name() -
 
     found = list(
         bench.measure(
-            [TINY],
-            SIZES,
-            CPU,
-            NoRoom(),
-            Replaying(),
-            "stand-in",
-            iter([True] * 2 + [False] * 999).__next__,
-            ("W4",),
+            [TINY], SIZES, CPU, NoRoom(), Replaying(), "stand-in", lambda share: share < 0.4, ("W4",)
         )
     )
     left_out = [row for row in found if isinstance(row, LeftOut)]
-    assert [row.reason for row in left_out[:2]] == ["CUDA out of memory"] * 2
-    assert left_out[0].what == "steps of tiny W4"
-    assert {row.reason for row in left_out[2:]} == {"no time left (--minutes)"}
     assert len(found) == 1 + len(left_out)
+    assert left_out[0].what == "step of tiny W4, 2 rows, 0 adapters of rank -"
+    assert left_out[1].what == "step of tiny W4, 2 rows, 0 adapters of rank -, drawn"
+    assert left_out[3].what == "step of tiny W4, 2 rows, 2 adapters of rank 1-3"
+    assert [row.reason for row in left_out[:4]] == ["CUDA out of memory"] * 4
+    assert {row.reason for row in left_out[4:]} == {"no time left (--minutes)"}
+
+
+def test_a_section_that_takes_too_long_takes_nothing_from_those_behind_it() -> None:
+    """A clock that moves with every call: sections begin as if all before them had taken just their time."""
+
+    class Moving(StandIn):
+        def time_left(self, share: float) -> bool:
+            return self.calls < 2 + 20 * share
+
+    clock = Moving()
+    found = list(
+        bench.measure([TINY], SIZES, CPU, clock, Replaying(), "stand-in", clock.time_left, ("fp16", "W4"))
+    )
+    assert {row.form for row in found if isinstance(row, StepRow)} == {"fp16", "W4"}
+    operations = {row.op for row in found if isinstance(row, OpRow)}
+    assert {"add_lora", "attention", "linear"} < operations
+    assert operations & {"rms_norm", "embedding", "choose_tokens"}
+    left_out = [row.what for row in found if isinstance(row, LeftOut)]
+    assert any("add_lora" in what for what in left_out)
+    assert any("linear" in what for what in left_out)
+
+
+def test_a_call_finds_the_second_level_cache_full_of_what_is_written_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A write, then a read of all of it, before the first event."""
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("event")
+
+        def synchronize(self) -> None:
+            return
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1.0
+
+    class Noted:
+        def __getattr__(self, name: str) -> Callable[[], None]:
+            return lambda: log.append(name)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(clock_module, "FLUSH", 1024)
+    clock = EventClock(CPU, Replaying())
+    clock._flush = Noted()  # type: ignore[assignment]
+
+    def call() -> torch.Tensor:
+        log.append("call")
+        return torch.zeros(1)
+
+    assert clock.alone(call) == pytest.approx(1e-3)
+    assert log[:4] == ["call"] * 4, "captured and warm"
+    once = ["zero_", "sum", "event", "call", "event"]
+    assert log[4:] == once * (len(log[4:]) // 5)
+    assert len(log) > 4 + 5 * 4
 
 
 def test_wrong_results_are_faults() -> None:
@@ -163,8 +233,8 @@ def test_wrong_results_are_faults() -> None:
         of_copy=1.0, of_product=1.0, torch_seconds=None, error=float("nan"),
     )  # fmt: skip
     step = StepRow(
-        base="tiny", form="W4", rows=2, context=20, ranks=(2,), seconds=1.0, bytes=1, flops=1, over_floor=1.0,
-        of_base=None, replay_equals_eager=False,
+        base="tiny", form="W4", draws=False, rows=2, context=20, ranks=(2,), seconds=1.0, bytes=1, flops=1,
+        over_floor=1.0, of_base=None, replay_equals_eager=False,
     )  # fmt: skip
     assert bench.faults([operation, step]) == [
         "tiny linear out W4, 1 rows: nan from the reference",

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from ..quant.random_checkpoint import random_checkpoint
+
 SCRIPT = """
 import random, sys, torch
 from dataclasses import replace
@@ -52,13 +54,17 @@ def chunk(number, start, length, adapters):
                  adapter_slots=tuple(random.randrange(8) for _ in range(adapters)), samples=True)
 
 random.seed(3)
-quantization = sys.argv[2]
+cache, most_tokens, max_model_len = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 with recorded(run=False) as launches:
     engine = Engine(EngineConfig(
-        model=sys.argv[1], backend="triton", pool_memory=1 << 20, quantization=quantization, kv_cache_dtype=sys.argv[3],
+        model=sys.argv[1], backend="triton", pool_memory=1 << 20, kv_cache_dtype=cache, max_model_len=max_model_len,
+        quantization=sys.argv[5],
     ))
     runner, pool, tables = engine._runner, engine._pool, engine._memory.tables
-    warm_up(runner, pool, tables, operations.BUILT_FOR_ROWS, engine.ready.max_model_len)
+    launches.clear()
+    steps = device.warm_up_rows(operations, torch.device("cuda"), most_tokens)
+    assert max(rows for rows, _ in steps) <= most_tokens
+    warm_up(runner, pool, tables, steps, max_model_len)
 known = {key(launch) for launch in launches}
 assert len(known) > 20, len(known)
 some = next(launch for launch in launches if launch.name == "rope_and_write")
@@ -69,12 +75,14 @@ assert key(replace(some, arguments=tuple(changed))) not in known, "a key can be 
 
 found = set()
 for _ in range(50):
+    chunks, left, longest = [], random.randrange(1, most_tokens + 1), random.choice((1, 50, 50))
+    while left and len(chunks) < 150:
+        rows = random.choice((1, 1, 1, random.randrange(1, longest + 1)))
+        rows = min(rows, left, max_model_len)
+        start = random.randrange(max_model_len - rows + 1)
+        chunks.append(chunk(len(chunks), start, rows, random.choice((0, 0, 1, 2))))
+        left -= rows
     with recorded(run=False) as launches:
-        chunks = [
-            chunk(number, random.randrange(1500), random.choice((1, 1, 1, random.randrange(1, 50))),
-                  random.choice((0, 0, 1, 2)))
-            for number in range(random.randrange(1, 40))
-        ]
         runner.execute(StepPlan(chunks=tuple(chunks)))
     found |= {key(launch) for launch in launches}
     new = found - known
@@ -83,34 +91,59 @@ print(len(known), len(found))
 """
 
 
-@pytest.fixture(scope="module")
-def longer(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The base with room for contexts that attention splits."""
-    folder = tmp_path_factory.mktemp("longer")
-    shutil.copytree(base, folder, dirs_exist_ok=True)
-    config = json.loads((base / "config.json").read_text()) | {"max_position_embeddings": 2048}
-    (folder / "config.json").write_text(json.dumps(config))
+def lengthen(folder: Path) -> Path:
+    """Room for contexts that attention splits."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 2048}))
     return folder
 
 
-def keys(base: Path, quantization: str, cache: str = "auto") -> tuple[int, int]:
-    """How many builds the warm-up asks for, and how many of them 50 random steps do."""
+@pytest.fixture(scope="module")
+def longer(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The base, longer."""
+    folder = tmp_path_factory.mktemp("longer")
+    shutil.copytree(base, folder, dirs_exist_ok=True)
+    return lengthen(folder)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """4 bit weights in act-order."""
+    return lengthen(random_checkpoint(tmp_path_factory.mktemp("packed") / "gptq", "gptq"))
+
+
+def check(
+    base: Path,
+    cache: str = "auto",
+    most_tokens: int = 2048,
+    max_model_len: int = 2048,
+    quantization: str = "auto",
+) -> None:
+    """Mixes of prompts and decodes, 1 to `most_tokens` rows, none to two adapters a row."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    settings = [cache, str(most_tokens), str(max_model_len), quantization]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, str(base), quantization, cache],
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, str(base), *settings],
         capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     warm, random_steps = map(int, done.stdout.split())
-    return warm, random_steps
+    assert warm >= random_steps > 10
 
 
-def test_50_random_steps_ask_for_no_build_that_the_warm_up_did_not(longer: Path) -> None:
-    """Mixes of prompts and decodes, 1 to about 400 rows, contexts to 1500 tokens, none to two adapters a row."""
-    warm, random_steps = keys(longer, "none")
-    assert warm >= random_steps > 20
+@pytest.mark.parametrize("cache", ["auto", "int8"])
+@pytest.mark.parametrize("form", ["none", "int8", "gptq"])
+def test_50_random_steps_ask_for_no_build_that_the_warm_up_did_not(
+    longer: Path, packed: Path, form: str, cache: str
+) -> None:
+    check(packed if form == "gptq" else longer, cache, quantization=form)
 
 
-def test_the_same_over_int8_weights(longer: Path) -> None:
-    warm, random_steps = keys(longer, "int8")
-    assert warm >= random_steps > 20
+@pytest.mark.parametrize(
+    ("most_tokens", "max_model_len"), [(17, 2048), (33, 2048), (65, 2048), (128, 2048), (300, 60), (65, 2)]
+)
+def test_the_same_where_steps_or_contexts_are_short(
+    longer: Path, most_tokens: int, max_model_len: int
+) -> None:
+    """Several sequences or adapters, or rows that all sample, reach tiles that one prompt would not."""
+    check(longer, most_tokens=most_tokens, max_model_len=max_model_len)

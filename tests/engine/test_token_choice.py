@@ -10,7 +10,7 @@ import torch
 from heddle import LLM, SamplingParams
 from heddle.core.engine.accelerator import Host
 from heddle.core.engine.sampler import NotFinite, SampleRow, sample
-from heddle.core.engine.token_choice import TokenChoice
+from heddle.core.engine.token_choice import TokenChoice, rows_of
 from heddle.kernels import reference, triton
 from heddle.kernels.ops import Choices
 
@@ -62,6 +62,39 @@ def test_rows_go_where_what_they_ask_for_is() -> None:
         row(allowed=allowed),
     ]
     assert chosen(logits, rows) == [(4, True)]
+
+
+class Uploading(Host):
+    """Whatever is uploaded is memory of the device, and was pinned before."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.uploads = 0
+
+    def pinned(self, *shape: int) -> torch.Tensor:
+        memory = super().pinned(*shape)
+        self.held.append(memory.data_ptr())
+        return memory
+
+    def upload(self, source: torch.Tensor) -> torch.Tensor:
+        assert source.data_ptr() in self.held
+        self.uploads += 1
+        return source.clone()
+
+
+def test_which_rows_are_taken_goes_to_the_device_from_pinned_memory() -> None:
+    """So the host waits for no copy; neighbours are taken without any."""
+    values = torch.arange(12.0).view(6, 2)
+    device = Uploading()
+    assert torch.equal(rows_of(values, [1, 2, 5], device), values[[1, 2, 5]])
+    assert device.uploads == 1
+    assert rows_of(values, [2, 3, 4], device).data_ptr() == values[2].data_ptr()
+    assert device.uploads == 1
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    rows = [row(temperature=0.0), row(logprobs=2), row(temperature=0.0)]
+    found = TokenChoice(Noting(), device).sample(logits, rows)
+    assert found == sample(logits, rows)
+    assert device.uploads == 3, "the rows that stay there, and what decides their tokens"
 
 
 def test_a_step_of_greedy_rows_draws_nothing_and_one_without_device_rows_asks_nothing() -> None:

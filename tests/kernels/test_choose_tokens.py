@@ -10,6 +10,8 @@ from heddle.core.sampling_params import SamplingParams
 from heddle.core.scheduling.plan import Sampled
 from heddle.kernels import reference, triton
 from heddle.kernels.ops import Choices, ChoosesTokens
+from heddle.kernels.triton import sampling
+from triton.runtime.interpreter import InterpreterBuilder
 
 FILTERS: list[tuple[int, float, float]] = [
     (0, 1.0, 0.0),
@@ -176,3 +178,39 @@ def test_a_row_of_a_wider_matrix(chooser: ChoosesTokens) -> None:
     assert torch.equal(
         chooser.choose_tokens(part, settings), chooser.choose_tokens(part.contiguous(), settings)
     )
+
+
+def test_vocabularies_of_many_equal_weights_sum_without_overflow(chooser: ChoosesTokens) -> None:
+    """As many as any model has ids: the last one's point lies at the end of the sum."""
+    logits = torch.zeros(2, 262_144)
+    settings = choices([1.0, 1.0], [(0, 1.0, 0.0), (0, 0.5, 0.0)], [1 - 1e-12] * 2)
+    assert chooser.choose_tokens(logits, settings).tolist() == [262_143, 131_071]
+
+
+@pytest.mark.parametrize(
+    ("equal", "filters", "least"),
+    [
+        (3, (2, 0.9, 0.0), 30),  # no floor leaves just two: the interval is narrowed to its end
+        (1, (2, 0.9, 0.0), 15),
+        (1, (0, 0.9, 0.0), 15),
+        (1, (0, 1.0, 0.0), 1),
+    ],
+)
+def test_a_draw_walks_its_row_a_known_number_of_times(
+    monkeypatch: pytest.MonkeyPatch, equal: int, filters: tuple[int, float, float], least: int
+) -> None:
+    """Counted as loads of a block of a row that is one block wide; two of them are `_weigh`'s."""
+    loads = []
+    load = InterpreterBuilder.create_masked_load
+
+    def counting(self: object, places: object, *others: object) -> object:
+        loads.append(places.data.size)  # type: ignore[attr-defined]
+        return load(self, places, *others)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", counting)
+    logits = torch.linspace(-2, -8, 40).unsqueeze(0)
+    logits[0, 1 : 1 + equal] = 0.5
+    logits[0, 0] = 1.0
+    triton.choose_tokens(logits, choices([1.0], [filters], [0.5]))
+    passes = loads.count(sampling.BLOCK) - 2
+    assert least <= passes <= sampling.PASSES

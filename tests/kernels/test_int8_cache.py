@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from heddle.kernels import cpu, triton
+from heddle.kernels import cpu, reference, triton
 from heddle.kernels.ops import AttentionBatch, Ops
 from heddle.kernels.pool import Pool, PoolLayout
 
@@ -93,6 +93,27 @@ def test_writes_the_nearest_codes_into_its_slots_and_nothing_else(
             scales[block, :, offset] = 0
         memory.copy_(case.pool.memory)
     assert torch.equal(after, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("implementation", [reference, triton])
+def test_codes_and_scales_are_torch_s_to_the_last_bit(
+    implementation: Ops, attention_case: Case, dtype: torch.dtype
+) -> None:
+    """Largest value / 127, and the nearest code of value * (127 / largest value); many 16 bit values lie at a tie."""
+    case = attention_case([(0, 128)], heads=2, kv_heads=2, head_dim=64, dtype=dtype, **INT8)
+    angle = angles(64)
+    cos, sin = (table.float()[case.positions].unsqueeze(1) for table in (angle.cos(), angle.sin()))
+    a, b = case.k.float().split(32, dim=2)
+    keys = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=2)
+    write(implementation, case, case.k, case.v)
+    size = case.pool.layout.block_size
+    block, offset = case.batch.slot_mapping // size, case.batch.slot_mapping % size
+    for which, given in enumerate((keys, case.v.float())):
+        largest = given.abs().amax(dim=-1)
+        codes = (given * (127 / largest).unsqueeze(-1)).round().to(torch.int8)
+        assert torch.equal(case.pool.kv(case.layer)[which][block, :, offset], codes)
+        assert torch.equal(case.pool.kv_scales(case.layer)[which][block, :, offset], largest / 127)
 
 
 def test_zeros_specks_and_what_is_no_number(ops: Ops, attention_case: Case) -> None:

@@ -63,12 +63,21 @@ def test_deltas_are_the_same_from_parts_from_whole_rows_and_from_one_launch(
     assert torch.equal(run(one)[17], few[17])
 
 
-def test_attention_is_the_same_for_a_chunk_and_for_its_rows_one_by_one(attention_case: Case) -> None:
+@pytest.mark.parametrize("cache", [torch.float16, torch.int8])
+@pytest.mark.parametrize(("head_dim", "rows"), [(16, 64), (128, 64), (192, 32), (256, 32)])
+def test_attention_is_the_same_for_a_chunk_and_for_its_rows_one_by_one(
+    attention_case: Case, check: Callable[..., None], head_dim: int, rows: int, cache: torch.dtype
+) -> None:
     """A chunk over the end of a part of 256 tokens, merged in registers; each row as a decode, merged by a launch."""
-    case = attention_case([(250, 9), (0, 1)], heads=2, kv_heads=1, head_dim=16, block_size=16)
+    case = attention_case(
+        [(250, 9), (0, 1)], heads=2, kv_heads=1, head_dim=head_dim, dtype=torch.float16, kv_dtype=cache,
+        block_size=16,
+    )  # fmt: skip
     with recorded() as launches:
         whole = triton.paged_attention(case.q, case.pool, case.layer, case.batch, 0.25)
     assert [launch.name for launch in launches] == ["prefill", "decode", "merge_parts"]
+    assert launches[0].options["BLOCK_M"] == (rows if cache != torch.int8 else 32)
+    check(whole, case.expected(0.25))
     for row in (0, 5, 6, 8):
         batch = AttentionBatch(
             block_tables=case.batch.block_tables[:1].clone(),
