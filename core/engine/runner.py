@@ -120,7 +120,7 @@ class Runner:
                 self._capture(chunk, hidden[first:end])
             first = end
         if sampling:
-            rows = rows_of(hidden, [row for _, row in sampling])
+            rows = rows_of(hidden, [row for _, row in sampling], self._accelerator)
             self._sample([chunk for chunk, _ in sampling], self._model.logits(rows), result)
         return result
 

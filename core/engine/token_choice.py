@@ -10,7 +10,7 @@ import torch
 from ...kernels.ops import Choices, ChoosesTokens
 from ..scheduling.plan import Sampled
 from . import batch
-from .accelerator import Accelerator, Host
+from .accelerator import Accelerator
 from .sampler import NotFinite, SampleRow, SamplingError, sample, uniform
 
 
@@ -63,12 +63,10 @@ class TokenChoice:
         return self._operations.choose_tokens(logits, Choices(**tensors, draws=draws))
 
 
-def rows_of(
-    values: torch.Tensor, rows: Sequence[int], accelerator: Accelerator | None = None
-) -> torch.Tensor:
+def rows_of(values: torch.Tensor, rows: Sequence[int], accelerator: Accelerator) -> torch.Tensor:
     """values[rows], ascending and at least one; neighbours, as all rows of a step of decodes are, without a copy. The
     host waits for nothing: which rows they are goes to the device as a step's inputs do."""
     begin, end = rows[0], rows[-1] + 1
     if end - begin == len(rows):
         return values[begin:end]
-    return values[batch.transfer({"rows": np.array(rows, np.int64)}, accelerator or Host())["rows"]]
+    return values[batch.transfer({"rows": np.array(rows, np.int64)}, accelerator)["rows"]]

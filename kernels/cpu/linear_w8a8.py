@@ -49,6 +49,8 @@ CACHED_CODES = 65536
 """Codes worked on together (128 KiB: a share of the second-level cache)."""
 PART_PRODUCTS = 300_000
 """Products in one part of the second pass: about 5 microseconds of one core."""
+PART_WEIGHTS = 100_000
+"""Weights in one part where few rows share them: as long, since they come from memory."""
 PART_VALUES = 16384
 """Activations in one part of the first pass: about as long."""
 ROUND = np.float32(1.5 * 2**23)
@@ -173,7 +175,7 @@ def _product(words, zero, out_at, x_at, rows, w_at, size, scale_at, bias_at, lim
     parts = max(1, min(rows, rows * k // PART_VALUES))
     share(words, parts, _quantize, (codes, zero, row_scales, values, places, counts, x, np.int32(limit)))
     outlier_columns = _number_columns(places, counts, k)
-    parts = max(1, min(rows * size * k // PART_PRODUCTS, size // COLUMNS))
+    parts = max(1, min(max(rows * size * k // PART_PRODUCTS, size * k // PART_WEIGHTS), size // COLUMNS))
     share(
         words, parts, _columns,
         (
