@@ -42,7 +42,7 @@ SEARCHED_BYTES = 100_000
 """Of a body that is not JSON: in a longer one nobody looks for the field that is to blame."""
 
 _PATH = re.compile(r" - at `\$\.?([A-Za-z0-9_]*)")
-_MISSING = re.compile(r"^Object missing required field `([^`]+)`")
+_MISSING = re.compile(r"^Object (?:missing required|contains unknown) field `([^`]+)`")
 
 
 class ApiError(Exception):

@@ -109,9 +109,19 @@ class Choice:
             self.finish_reason = "tool_calls"
         if self.finished:
             parsed.add(parser.finish())
-        if parser.calls and self.finish_reason == "stop":
+        if parser.calls and self.finish_reason == "stop" and not self._is_cut(parser.calls[-1]):
             self.finish_reason = "tool_calls"
         return parsed.text, parsed.pieces
+
+    def _is_cut(self, call: Call) -> bool:
+        """Whether what the caller stops at came within the call."""
+        if self.stop_reason is None:
+            return False
+        try:
+            msgspec.json.decode(call.arguments)
+        except msgspec.DecodeError:
+            return True
+        return False
 
     def _certain(self, text: str, calls: Sequence[CallPiece], used: int) -> Delta:
         entries: list[Entry] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -98,7 +99,7 @@ class Grammar:
         _bounded(pattern)
         if _backslashes_at_end(pattern) % 2:
             raise GrammarError("the pattern ends with a backslash that stands before nothing")
-        return LLMatcher.grammar_from_regex(_without_anchors(pattern))
+        return LLMatcher.grammar_from_regex(_with_ascii_digits(_without_anchors(pattern)))
 
     @staticmethod
     def choice(texts: Sequence[str]) -> str:
@@ -260,6 +261,26 @@ def _without_anchors(pattern: str) -> str:
     pattern = pattern.removeprefix("^")
     escaped = _backslashes_at_end(pattern[:-1]) % 2 == 1
     return pattern[:-1] if pattern.endswith("$") and not escaped else pattern
+
+
+def _with_ascii_digits(pattern: str) -> str:
+    r"""`\d` and `\D` spelled out: to llguidance they are of all scripts, but in schemas."""
+    parts, classes, place = [], 0, 0
+    while place < len(pattern):
+        part = pattern[place : place + 2] if pattern[place] == "\\" else pattern[place]
+        if part == "[":
+            classes += 1
+            opening = re.compile(r"\[\^?\]?").match(pattern, place)  # a bracket that comes first is a member
+            part = opening[0] if opening else part
+        elif part == "]" and classes:
+            classes -= 1
+        place += len(part)
+        if part == r"\d":
+            part = "0-9" if classes else "[0-9]"
+        elif part == r"\D":
+            part = "[^0-9]"
+        parts.append(part)
+    return "".join(parts)
 
 
 def _backslashes_at_end(text: str) -> int:

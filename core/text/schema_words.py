@@ -6,7 +6,8 @@ and its own settings, which are the server's. Words that no draft knows are anno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 UNENFORCED = frozenset({"additionalItems", "extends", "disallow", "divisibleBy", "x-guidance"})
@@ -14,6 +15,15 @@ MAPS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords that hold schemas by name."""
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 SINGLE = ("items", "additionalProperties")
+VALUES = ("const", "enum")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+EXACT, DIGITS = 1 << 53, 15
+"""llguidance reads numbers as float64 and writes them with some 16 digits: integers of at most so much, and so many
+digits of others, are surely kept."""
+LAST_INTEGER = 2**63 - 1
+"""What schemas of 64-bit integers have as `maximum`; llguidance's integers end there too."""
+_NUL = re.compile(r"\x00 | \\(?: 0 | x00 | u0000 | [xu]\{0+\} )", re.VERBOSE)
+"""In a pattern, itself or escaped."""
 
 
 def unenforced(schema: Mapping[str, Any]) -> str | None:
@@ -29,6 +39,8 @@ def unenforced(schema: Mapping[str, Any]) -> str | None:
         for word in ("exclusiveMinimum", "exclusiveMaximum"):
             if isinstance(one.get(word), bool):  # Draft 4's, which says how to read `minimum`
                 return f"the schema's keyword {word!r} is not supported where it is true or false"
+        if (fault := _changed(one)) is not None:
+            return fault
         if (most := _sure_properties(one)) < _number(one.get("minProperties")):
             return f"the schema's keyword 'minProperties' is not supported above {most} here: a name may come twice"
         for word in MAPS:
@@ -39,6 +51,42 @@ def unenforced(schema: Mapping[str, Any]) -> str | None:
             waiting += held if isinstance(held, list) else ()
         waiting += (one[word] for word in SINGLE if word in one)
     return None
+
+
+def _changed(schema: Mapping[str, Any]) -> str | None:
+    """Of the first value in a schema's own keywords that would become another one."""
+    for word in VALUES:
+        for value in _scalars(schema.get(word)):
+            if isinstance(value, str) and "\0" in value:
+                return f"the schema's keyword {word!r} is not supported for texts with NUL"
+            if not _is_kept(value):
+                return f"the schema's keyword {word!r} is not supported for numbers of so many digits"
+    for word in BOUNDS:
+        bound = schema.get(word)
+        if not _is_kept(bound) and (word, bound) != ("maximum", LAST_INTEGER):
+            return f"the schema's keyword {word!r} is not supported for numbers of so many digits"
+    if isinstance(pattern := schema.get("pattern"), str) and _NUL.search(pattern.replace("\\\\", "")):
+        return "the schema's keyword 'pattern' is not supported for texts with NUL"
+    return None
+
+
+def _is_kept(value: object) -> bool:
+    if isinstance(value, float):
+        return abs(value) <= EXACT and float(f"{value:.{DIGITS}g}") == value
+    return not isinstance(value, int) or abs(value) <= EXACT
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    """In a value, at any depth."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+        else:
+            yield one
 
 
 def _sure_properties(schema: Mapping[str, Any]) -> int:

@@ -21,6 +21,7 @@ def test_a_misspelt_field_is_refused_by_name(own_server, sources):
     answer = server.client.post("/adapters", json=body)
     assert answer.status_code == 400
     assert "replcae" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "replcae"
     assert server.client.get("/adapters/a").status_code == 404
     assert server.client.post("/adapters", json={"name": "a", "source": "a"}).status_code == 201
     for call, method, wrong in (
@@ -30,9 +31,11 @@ def test_a_misspelt_field_is_refused_by_name(own_server, sources):
         answer = server.client.request(method, call, json=wrong)
         assert answer.status_code == 400
         assert next(iter(wrong)) in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == next(iter(wrong))
     answer = server.complete(adapter=[{"name": "a", "wieght": 0.5}])
     assert answer.status_code == 400
     assert "wieght" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "adapter"
 
 
 def test_preload_true_is_answered_when_the_adapter_is_on_the_device(own_server, sources):

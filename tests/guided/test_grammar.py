@@ -152,6 +152,26 @@ def test_whatever_a_pattern_lets_through_matches_it(walk: Walk, pattern: str) ->
             assert re.fullmatch(pattern, text), text
 
 
+@pytest.mark.parametrize(
+    "pattern", [r"\d{3}", r"[\d]{3}", r"[^\D]{3}", r"[a\d]{3}", r"[\]\d]{3}", r"[]\d]{3}", r"(\d|x){3}"]
+)
+def test_a_digit_is_one_of_ten(compiler: GrammarCompiler, tokenizer: Tokenizer, pattern: str) -> None:
+    grammar = Grammar.regex(pattern)
+    assert accepts(compiler, tokenizer, grammar, "123")
+    assert not accepts(compiler, tokenizer, grammar, "\u0661\u0662\u0663"), "of other scripts"
+
+
+@pytest.mark.parametrize("pattern", [r"\D{3}", r"[\D]{3}", r"[^\d]{3}"])
+def test_whatever_else_is_no_digit(compiler: GrammarCompiler, tokenizer: Tokenizer, pattern: str) -> None:
+    grammar = Grammar.regex(pattern)
+    assert accepts(compiler, tokenizer, grammar, "\u0661ab")
+    assert not accepts(compiler, tokenizer, grammar, "1ab")
+
+
+def test_an_escaped_backslash_before_a_d_is_no_digit(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    assert accepts(compiler, tokenizer, Grammar.regex(r"\\d"), "\\d")
+
+
 def test_texts_never_hold_special_tokens(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     guide = Guide(compiler.compile(Grammar.regex("(.|\n)*")), VOCAB)
     allowed = set(np.flatnonzero(guide.allowed([])).tolist())

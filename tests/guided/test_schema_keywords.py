@@ -137,6 +137,54 @@ def refusal(compiler: GrammarCompiler, schema: dict[str, Any]) -> str:
     return str(refused.value)
 
 
+LARGE = [2**53 + 1, -(2**53) - 1, 1234567890123456789, 2**63 + 1, 10**40, 1e30, 123456789.12345679, 0.1 + 0.2]
+
+
+@pytest.mark.parametrize("number", LARGE)
+@pytest.mark.parametrize("keyword", ["const", "enum", "minimum", "maximum", "exclusiveMinimum", "multipleOf"])
+def test_a_number_that_would_become_another_is_refused(
+    compiler: GrammarCompiler, keyword: str, number: float
+) -> None:
+    value = [1, {"a": number}] if keyword == "enum" else number
+    for schema in ({keyword: value}, {"properties": {"x": {"type": "number", keyword: value}}}):
+        message = f"the schema's keyword {keyword!r} is not supported for numbers of so many digits"
+        assert refusal(compiler, schema) == message
+
+
+@pytest.mark.parametrize(
+    "number", [0, True, -1, 2**53, -(2**53), 1.5, 0.1, 123456789.123456, 1e-9, 9007199254740991]
+)
+def test_other_numbers_are_kept(walk: Walk, number: float) -> None:
+    (text,) = {walk(Grammar.json({"const": number}), seed) for seed in range(3)}
+    assert text is not None
+    assert json.loads(text) == number
+
+
+def test_the_largest_integer_of_64_bits_is_a_bound(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    grammar = Grammar.json({"type": "integer", "maximum": 2**63 - 1})
+    assert accepts(compiler, tokenizer, grammar, str(2**63 - 1))
+    assert not accepts(compiler, tokenizer, grammar, str(2**63))
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("const", "a\0b"),
+        ("enum", ["a", ["\0"]]),
+        ("pattern", "^a\0$"),
+        ("pattern", r"^a\x00$"),
+        ("pattern", r"\u{0}"),
+    ],
+)
+def test_nul_in_a_text_is_refused(compiler: GrammarCompiler, keyword: str, value: Any) -> None:
+    message = f"the schema's keyword {keyword!r} is not supported for texts with NUL"
+    assert refusal(compiler, {keyword: value}) == message
+
+
+def test_a_backslash_before_a_zero_is_no_nul(walk: Walk) -> None:
+    assert walk(Grammar.json({"type": "string", "pattern": r"^a\\0$"}), 0) == json.dumps("a\\0")
+
+
 @pytest.mark.parametrize("keyword", REFUSED)
 def test_a_keyword_that_cannot_be_obeyed_is_refused_by_its_name(
     compiler: GrammarCompiler, keyword: str

@@ -52,6 +52,29 @@ def test_text_before_several_calls_is_content(server, tokenizer):
     ]
 
 
+@pytest.mark.parametrize("stop", ['"city"', "Paris", "unit"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_a_stop_string_cuts_is_no_whole_one(server, tokenizer, stop, stream):
+    say(server, tokenizer, CALL)
+    answer = server.chat(tools=[WEATHER], stop=stop, stream=stream)
+    reasons = [reason for reason in finish_reasons(answer, stream) if reason]
+    assert reasons == ["stop"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_behind_a_call_cuts_nothing_of_it(server, tokenizer, stream):
+    say(server, tokenizer, CALL + " and so on")
+    answer = server.chat(tools=[WEATHER], stop="and so", stream=stream)
+    assert [reason for reason in finish_reasons(answer, stream) if reason] == ["tool_calls"]
+
+
+def finish_reasons(answer: Any, stream: bool) -> list[str | None]:
+    if not stream:
+        return [choice["finish_reason"] for choice in answer.json()["choices"]]
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [choice["finish_reason"] for event in events for choice in json.loads(event)["choices"]]
+
+
 def test_an_answer_without_a_call_is_as_ever(server, tokenizer):
     say(server, tokenizer, "It is sunny.")
     answer = server.chat(tools=[WEATHER], logprobs=True).json()
