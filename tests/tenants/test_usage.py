@@ -162,7 +162,7 @@ def test_sigterm_writes_the_usage_of_requests_that_finish_while_the_server_drain
 
     server = start()
     assert server.complete().status_code == 200
-    body = {"prompt": "hi", "n": 100, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    body = {"prompt": ["hi"] * 4, "n": 100, "max_tokens": 200, "ignore_eos": True, "stream": True}
     with server.client.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -184,6 +184,6 @@ def test_sigterm_writes_the_usage_of_requests_that_finish_while_the_server_drain
     again = start()
     try:
         found = again.client.get("/tenants/public/usage").json()
-        assert [found[name] for name in COUNTERS] == [2, 4, 6 + 100 * 200, 0]
+        assert [found[name] for name in COUNTERS] == [2, 2 + 4 * 2, 6 + 4 * 100 * 200, 0]
     finally:
         again.kill()
