@@ -31,14 +31,17 @@ def test_a_client_that_leaves_is_counted_once(server, change, stream, after, pat
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_while_its_adapter_is_looked_up_is_counted(server, change, monkeypatch, stream):
-    go, inside = threading.Event(), threading.Event()
+    go, inside, done = threading.Event(), threading.Event(), threading.Event()
     holds = server.state.services.adapters._holds
     look_up = holds._look_up
 
     def slow(ref: str, tenant: str):
         inside.set()
         go.wait(10)
-        return look_up(ref, tenant)
+        try:
+            return look_up(ref, tenant)
+        finally:
+            done.set()
 
     monkeypatch.setattr(holds, "_look_up", slow)
     holds._names.clear()
@@ -47,6 +50,7 @@ def test_a_client_that_leaves_while_its_adapter_is_looked_up_is_counted(server, 
     connection.close()
     server.wait_until(lambda: not server.state.in_flight)
     go.set()
+    assert done.wait(10)  # what it finds is remembered after the client has left
     assert change("aborted_requests_total") == 1
 
 
