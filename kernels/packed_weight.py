@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .dense_weight import PAIR, PANEL
+from .dense_weight import PANEL
 
 BLOCK = 16
 """In-features that are packed together, and what group sizes are multiples of."""
+WORD_BITS = 32
+"""Of what holds one output's codes in panels."""
 _CHUNK = 1 << 20
 """Codes unpacked at a time, so that no unpacked copy of a weight shows in memory."""
 
@@ -23,8 +25,9 @@ class PackedWeight:
     """Rows of codes; code j of row n stands for (code - zeros[n, g]) * scales[n, g], g = j // group_size."""
 
     codes: torch.Tensor
-    """uint8 [N, K * bits / 8]. In 8 bit one code a byte. In 4 bit byte 8 b + i holds codes 16 b + i (its low
-    half) and 16 b + 8 + i (its high half), so that 8 bytes unpack into two vectors without a shuffle."""
+    """uint8 [N, K * bits / 8]; or in panels, see there. In 8 bit one code a byte. In 4 bit byte 8 b + i holds codes
+    16 b + i (its low half) and 16 b + 8 + i (its high half), so that 8 bytes unpack into two vectors without a
+    shuffle."""
     scales: torch.Tensor
     """float [N, G], G = ceil(K / group_size); as the checkpoint has them."""
     zeros: torch.Tensor
@@ -35,9 +38,9 @@ class PackedWeight:
     group_size: int
     """A multiple of 16, except that one group may hold all of K."""
     panels_of: int | None = None
-    """N, where the rows lie in panels of 8 (`dense_weight`), the last filled up with zeros: scales and zeros are then
-    [ceil(N / 8), G, 8]; codes [ceil(N / 8), K / 2, 8] in 4 bit, a byte for each pair of in-features of which the first
-    is its low half, and [ceil(N / 8), K / 2, 8, 2] in 8 bit."""
+    """N, where the rows lie in panels of 8, the last filled up with zeros: scales and zeros are then
+    [ceil(N / 8), G, 8], and codes [ceil(N / 8), K / C, 8] words of C = 32 / bits codes each, as int32: code C w + i of
+    row 8 p + j is in the bits from i * bits on of word [p, w, j]."""
 
     @property
     def out_features(self) -> int:
@@ -45,7 +48,7 @@ class PackedWeight:
 
     @property
     def in_features(self) -> int:
-        return self.codes.shape[1] * (PAIR if self.panels_of is not None else 8 // self.bits)
+        return self.codes.shape[1] * ((8 if self.panels_of is None else WORD_BITS) // self.bits)
 
     @property
     def nbytes(self) -> int:
@@ -63,9 +66,11 @@ class PackedWeight:
         n = self.panels_of
         if n is None:
             return unpack(self.codes, self.bits), self.scales, self.zeros
-        pairs = self.codes if self.bits == 8 else torch.stack([self.codes & 15, self.codes >> 4], dim=3)
+        codes = torch.stack(
+            [self.codes >> at & 2**self.bits - 1 for at in range(0, WORD_BITS, self.bits)], dim=3
+        )
         scales, zeros = (part.transpose(1, 2).flatten(0, 1)[:n] for part in (self.scales, self.zeros))
-        return pairs.transpose(1, 2).flatten(2).flatten(0, 1)[:n], scales, zeros
+        return codes.to(torch.uint8).transpose(1, 2).flatten(2).flatten(0, 1)[:n], scales, zeros
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -90,14 +95,14 @@ def in_panels(
     """The same weight with its rows in panels, in memory from `room`."""
     n, k = weight.out_features, weight.in_features
     panels, step = -(-n // PANEL), max(1, _CHUNK // (PANEL * k)) * PANEL
-    shape = (panels, k // PAIR, PANEL) if weight.bits == 4 else (panels, k // PAIR, PANEL, PAIR)
-    held = room(shape, torch.uint8)
+    per_word = WORD_BITS // weight.bits
+    held = room((panels, k // per_word, PANEL), torch.int32)
     for first in range(0, n, step):
         codes = _filled_up(unpack(weight.codes[first : first + step], weight.bits))
-        pairs = codes.view(-1, PANEL, k // PAIR, PAIR).transpose(1, 2)
-        if weight.bits == 4:
-            pairs = pairs[..., 0] | pairs[..., 1] << 4
-        held[first // PANEL : first // PANEL + len(pairs)] = pairs
+        words = codes.view(-1, PANEL, k // per_word, per_word).transpose(1, 2)
+        held[first // PANEL :][: len(words)] = sum(
+            words[..., i].to(torch.int32) << i * weight.bits for i in range(per_word)
+        )
     scales, zeros = (
         room((panels, part.shape[1], PANEL), part.dtype).copy_(
             _filled_up(part).unflatten(0, (panels, PANEL)).transpose(1, 2)

@@ -217,9 +217,9 @@ INTEGERS: dict[Any, type[Integers | Quads]] = {types.int16: Integers, types.uint
 
 
 class Tile:
-    """The code for so many rows and any number of panels."""
+    """The code for so many rows and any number of panels, in an arithmetic such as `Floats`."""
 
-    def __init__(self, rows: int, arithmetic: Floats | Integers | Quads) -> None:
+    def __init__(self, rows: int, arithmetic: Any) -> None:
         self.rows = rows
         self._factors = rows + len(arithmetic.constants)
         self.arithmetic = arithmetic
