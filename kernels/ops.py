@@ -213,8 +213,11 @@ class Ops(Protocol):
         g = j // group_size. x [T, K] float, weight [N, K] in 4 or 8 bit, as `hold_packed` left it, -> [T, N].
         """
 
-    def embedding(self, token_ids: torch.Tensor, weight: DenseWeight, dtype: torch.dtype) -> torch.Tensor:
-        """Rows of weight [vocab, hidden] for int64 ids [T], as `dtype`."""
+    def embedding(
+        self, token_ids: torch.Tensor, weight: DenseWeight, absmax: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Rows of weight [vocab, hidden] for int64 ids [T], as `dtype`; with absmax float32 [vocab], each row times
+        its absmax times (1 / 127)."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight, over the last axis of x [T, hidden]; the mean in float32."""

@@ -85,9 +85,14 @@ def linear_w4(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) 
     return y.to(x.dtype)
 
 
-def embedding(token_ids: torch.Tensor, weight: DenseWeight, dtype: torch.dtype) -> torch.Tensor:
-    """y[t] = weight[token_ids[t]]"""
-    return weight.rows(token_ids).to(dtype)
+def embedding(
+    token_ids: torch.Tensor, weight: DenseWeight, absmax: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """y[t] = weight[token_ids[t]] (* absmax[token_ids[t]] * (1 / 127))"""
+    rows = weight.rows(token_ids)
+    if absmax is not None:
+        rows = rows.float() * absmax[token_ids].unsqueeze(1) * (1 / 127)
+    return rows.to(dtype)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

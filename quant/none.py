@@ -49,4 +49,4 @@ class FloatLinear:
         return self.weight.matrix().float()
 
     def rows(self, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return self._ops.embedding(indices, self.weight, dtype)
+        return self._ops.embedding(indices, self.weight, None, dtype)

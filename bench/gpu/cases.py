@@ -339,7 +339,7 @@ def _embedding(base: Base, rows: int, device: torch.device) -> Case:
     held = triton.hold(_values(vocab, width, device=device))
     token_ids = torch.randint(vocab, (rows,), device=device)
     return _timed_as_compared(
-        lambda ops: ops.embedding(token_ids, held, HALF),
+        lambda ops: ops.embedding(token_ids, held, None, HALF),
         op="embedding",
         rows=rows,
         cost=costs.embedding(rows, width),

@@ -39,6 +39,18 @@ def resolve_device(config: EngineConfig) -> torch.device:
     return torch.device(config.device)
 
 
+def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Positions of one sequence: what is asked for, at most the model's own. Raises `EngineStartError`."""
+    limit = model.max_position_embeddings
+    if config.max_model_len is None:
+        return limit
+    if not 1 <= config.max_model_len <= limit:
+        raise EngineStartError(
+            f"--max-model-len {config.max_model_len}: must lie between 1 and the model's own {limit}"
+        )
+    return config.max_model_len
+
+
 def resolve_dtype(config: EngineConfig, device: torch.device, checkpoint_dtype: str | None) -> torch.dtype:
     """The dtype asked for; "auto" is float32 on a CPU (which emulates 16 bits) and the checkpoint's own on
     CUDA."""

@@ -49,9 +49,9 @@ from . import accelerator as accelerators
 from . import device as machine
 from .adapter_memory import PoolAdapterMemory
 from .grammars import Grammars
-from .host_memory import give_back
+from .host_memory import give_back, keep_freed
 from .memory_report import memory_report
-from .pool_setup import allocate_pool, block_order, pool_layout, pool_notes
+from .pool_setup import PoolPages, allocate_pool, block_order, pool_layout, pool_notes
 from .runner import Runner
 from .step_graphs import capture_steps, captures_steps, graph_bytes, graph_notes
 from .warm_up import warm_up
@@ -88,7 +88,7 @@ class Engine:
             dtype = machine.resolve_dtype(config, device, model_config.torch_dtype)
             accelerator = accelerators.for_device(device)
             captures = captures_steps(config, accelerator)
-            max_model_len = _max_model_len(config, model_config)
+            max_model_len = machine.max_model_len(config, model_config)
             layout = pool_layout(config, model_config, dtype)
             operations = ops.for_device(device, config.backend)
             if config.num_threads is not None:
@@ -151,6 +151,8 @@ class Engine:
                 progress,
             )
         give_back()
+        keep_freed()
+        self._pool_pages = PoolPages(self._pool)
         if config.step_log is not None:
             self._runner.open_log(Path(config.step_log))
         on_cpu, block_bytes = device.type == "cpu", self._pool.layout.block_bytes
@@ -325,6 +327,10 @@ class Engine:
         told, self._told = self._told, True
         return [*refused, *self._events(outputs, count=plan is not None or not told)]
 
+    def use_idle_time(self) -> bool:
+        """Do a part, some milliseconds, of what is better done before a request comes; False when nothing is left."""
+        return self._pool_pages.take_one()
+
     def _execute(self, plan: StepPlan) -> list[SequenceOutput]:
         began = time.perf_counter()
         try:
@@ -378,17 +384,6 @@ def _refusal(command: Command, error: EngineError) -> list[Event]:
             return [Reply(call=command.call, error=error)]
         case _:
             return []
-
-
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    limit = model.max_position_embeddings
-    if config.max_model_len is None:
-        return limit
-    if not 1 <= config.max_model_len <= limit:
-        raise EngineStartError(
-            f"--max-model-len {config.max_model_len}: must lie between 1 and the model's own {limit}"
-        )
-    return config.max_model_len
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 
+import psutil
 import torch
 
+from ...kernels.large_pages import LARGE_PAGE
 from ...kernels.pool import Pool, PoolLayout
 from ..config import EngineConfig
 from ..errors import EngineStartError
 from ..model.config import ModelConfig
 from .adapter_memory import MAX_POOL_BYTES
+from .host_memory import populate
 
 
 def pool_layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> PoolLayout:
@@ -53,3 +56,24 @@ def pool_notes(size: int) -> list[str]:
 def block_order(config: EngineConfig, count: int) -> list[int] | None:
     """In tests blocks are given out in random order, so that nothing can depend on neighbours in memory."""
     return random.Random(config.seed).sample(range(count), count) if config.check_invariants else None
+
+
+class PoolPages:
+    """Takes memory for a CPU's pool before it is written to, one large page after another.
+
+    A page that is written to for the first time is zeroed by the system, 3 to 7 ms for 2 MiB: of a prompt of 256 tokens
+    over the demo base that was 20 ms of 170. So whoever has nothing else to do does it ahead.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        whole = pool.memory.numel() // LARGE_PAGE * LARGE_PAGE  # the rest may share its page with others
+        self._next = pool.memory.data_ptr()
+        self._end = self._next + (whole if pool.memory.device.type == "cpu" else 0)
+
+    def take_one(self) -> bool:
+        """False when there is none left to take, or not twice as much memory as they need."""
+        missing = self._end - self._next
+        if missing and psutil.virtual_memory().available >= 2 * missing and populate(self._next, LARGE_PAGE):
+            self._next += LARGE_PAGE
+            return True
+        return False

@@ -91,7 +91,7 @@ def _serve(engine: Engine, connection: socket.socket, inbox: Inbox) -> None:
     """Commands in, one step, events out, until `Shutdown`. Sleeps while there is nothing to do."""
     while True:
         events = []
-        for command in _drain(inbox, wait=engine.idle):
+        for command in _drain(inbox, wait=engine.idle and not engine.use_idle_time()):
             if isinstance(command, Shutdown):
                 return
             events.extend(engine.handle(command))

@@ -135,7 +135,7 @@ def _rows(dtype: torch.dtype, numbers: Sequence[int]) -> Iterator[Case]:
         yield partial(elementwise.rms_norm, x, weight, 1e-5)
         yield partial(elementwise.add_rms_norm, x, x, weight, 1e-5)
         yield partial(elementwise.silu_mul, meta(rows, 2 * INTERMEDIATE, dtype=dtype))
-        yield partial(elementwise.embedding, meta(rows, dtype=torch.int64), table, dtype)
+        yield partial(elementwise.embedding, meta(rows, dtype=torch.int64), table, None, dtype)
 
 
 def _sampling(numbers: Sequence[int]) -> Iterator[Case]:

@@ -199,8 +199,13 @@ def _embedding(token_ids, weight, out, width, BLOCK: tl.constexpr):  # type: ign
     tl.store(out + row * width + column, value.to(tl.float32), mask=inside)
 
 
-def embedding(token_ids: torch.Tensor, weight: DenseWeight, dtype: torch.dtype) -> torch.Tensor:
-    """y[t] = weight[token_ids[t]]"""
+def embedding(
+    token_ids: torch.Tensor, weight: DenseWeight, absmax: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """y[t] = weight[token_ids[t]] (* absmax[token_ids[t]] * (1 / 127))"""
+    if absmax is not None:
+        codes = embedding(token_ids, weight, None, torch.float32)
+        return (codes * absmax[token_ids].unsqueeze(1) * (1 / 127)).to(dtype)
     rows, width = token_ids.shape[0], weight.shape[1]
     out = torch.empty((rows, width), dtype=dtype, device=weight.values.device)
     if rows:

@@ -85,49 +85,36 @@ def _at(source, vocab, floor, BLOCK: tl.constexpr, UNIT: tl.constexpr):  # type:
 
 
 @triton.jit
-def _counts(source, vocab, one, two, three, four, BLOCK: tl.constexpr, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many weights reach each of four floors. Apart, because a tile of them would go through shared memory."""
-    reach_one = tl.zeros((BLOCK,), dtype=tl.int32)
-    reach_two = tl.zeros((BLOCK,), dtype=tl.int32)
-    reach_three = tl.zeros((BLOCK,), dtype=tl.int32)
-    reach_four = tl.zeros((BLOCK,), dtype=tl.int32)
-    for start in range(0, vocab, BLOCK):
-        _, _, bits = _block(source, start, vocab, BLOCK, UNIT)
-        reach_one += (bits >= one).to(tl.int32)
-        reach_two += (bits >= two).to(tl.int32)
-        reach_three += (bits >= three).to(tl.int32)
-        reach_four += (bits >= four).to(tl.int32)
-    return tl.sum(reach_one), tl.sum(reach_two), tl.sum(reach_three), tl.sum(reach_four)
-
-
-@triton.jit
-def _sums(source, vocab, one, two, three, four, BLOCK: tl.constexpr, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What the weights are together that reach each of four floors."""
-    from_one = tl.zeros((BLOCK,), dtype=tl.int64)
-    from_two = tl.zeros((BLOCK,), dtype=tl.int64)
-    from_three = tl.zeros((BLOCK,), dtype=tl.int64)
-    from_four = tl.zeros((BLOCK,), dtype=tl.int64)
-    for start in range(0, vocab, BLOCK):
-        _, units, bits = _block(source, start, vocab, BLOCK, UNIT)
-        from_one += tl.where(bits >= one, units, 0)
-        from_two += tl.where(bits >= two, units, 0)
-        from_three += tl.where(bits >= three, units, 0)
-        from_four += tl.where(bits >= four, units, 0)
-    return tl.sum(from_one), tl.sum(from_two), tl.sum(from_three), tl.sum(from_four)
-
-
-@triton.jit
-def _floors(floor, high):  # type: ignore[no-untyped-def]
-    """Their distance, and three floors to try between `floor` and `high`, which is the fourth."""
+def _narrowed(  # type: ignore[no-untyped-def]
+    source, vocab, floor, high, reached, wanted,
+    IN_UNITS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """The quarter of floor..high in which the highest floor lies that `wanted` of the weights reach: floor, high, and
+    how many reach the new floor, as `reached` do the old one. Weights are counted, or summed IN_UNITS. Four sums
+    apart, because a tile of them would go through shared memory."""
     step = (high - floor + 3) // 4
     one, two, three = floor + step, floor + 2 * step, floor + 3 * step
-    return step, tl.minimum(one, high), tl.minimum(two, high), tl.minimum(three, high)
-
-
-@triton.jit
-def _narrowed(floor, high, step, passed):  # type: ignore[no-untyped-def]
-    """The interval, once it is known that the first `passed` of the floors leave enough."""
-    return tl.minimum(floor + step * passed, high), tl.minimum(floor + step * (passed + 1) - 1, high)
+    one, two, three = tl.minimum(one, high), tl.minimum(two, high), tl.minimum(three, high)
+    kind: tl.constexpr = tl.int64 if IN_UNITS else tl.int32
+    from_one = tl.zeros((BLOCK,), dtype=kind)
+    from_two = tl.zeros((BLOCK,), dtype=kind)
+    from_three = tl.zeros((BLOCK,), dtype=kind)
+    from_four = tl.zeros((BLOCK,), dtype=kind)
+    for start in range(0, vocab, BLOCK):
+        _, units, bits = _block(source, start, vocab, BLOCK, UNIT)
+        amount = units if IN_UNITS else 1
+        from_one += tl.where(bits >= one, amount, 0)
+        from_two += tl.where(bits >= two, amount, 0)
+        from_three += tl.where(bits >= three, amount, 0)
+        from_four += tl.where(bits >= high, amount, 0)
+    n_1, n_2, n_3, n_4 = tl.sum(from_one), tl.sum(from_two), tl.sum(from_three), tl.sum(from_four)
+    passed = (n_1 >= wanted).to(tl.int32) + (n_2 >= wanted).to(tl.int32)
+    passed += (n_3 >= wanted).to(tl.int32) + (n_4 >= wanted).to(tl.int32)
+    reached = tl.where(n_1 >= wanted, n_1, reached)
+    reached = tl.where(n_2 >= wanted, n_2, reached)
+    reached = tl.where(n_3 >= wanted, n_3, reached)
+    reached = tl.where(n_4 >= wanted, n_4, reached)
+    return tl.minimum(floor + step * passed, high), tl.minimum(floor + step * (passed + 1) - 1, high), reached
 
 
 @triton.jit
@@ -141,23 +128,15 @@ def _draw(  # type: ignore[no-untyped-def]
         return
     source = weights + row * vocab
     floor = tl.load(min_ps + row).to(tl.int32, bitcast=True)
+    floor = tl.maximum(floor, 0)  # -0.0 has the lowest bits of all
     reached, over, above = _at(source, vocab, floor, BLOCK, UNIT)
     equal = reached - over
     top_k = tl.load(top_ks + row)
     if (top_k > 0) & (reached > top_k):
         high = tl.full((), HIGHEST, tl.int32)
-        while (floor < high) & (
-            reached != top_k
-        ):  # a floor that just top_k weights reach, or the highest of more
-            step, one, two, three = _floors(floor, high)
-            n_1, n_2, n_3, n_4 = _counts(source, vocab, one, two, three, high, BLOCK, UNIT)
-            passed = (n_1 >= top_k).to(tl.int32) + (n_2 >= top_k).to(tl.int32)
-            passed += (n_3 >= top_k).to(tl.int32) + (n_4 >= top_k).to(tl.int32)
-            reached = tl.where(n_1 >= top_k, n_1, reached)
-            reached = tl.where(n_2 >= top_k, n_2, reached)
-            reached = tl.where(n_3 >= top_k, n_3, reached)
-            reached = tl.where(n_4 >= top_k, n_4, reached)
-            floor, high = _narrowed(floor, high, step, passed)
+        # A floor that just top_k weights reach, or the highest of more.
+        while (floor < high) & (reached != top_k):
+            floor, high, reached = _narrowed(source, vocab, floor, high, reached, top_k, False, BLOCK, UNIT)
         reached, over, above = _at(source, vocab, floor, BLOCK, UNIT)
         equal = top_k - over
     total = above + equal * (floor.to(tl.float32, bitcast=True) * UNIT).to(tl.int64)
@@ -166,12 +145,9 @@ def _draw(  # type: ignore[no-untyped-def]
         wanted = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
         lowest = floor
         high = tl.full((), HIGHEST, tl.int32)
+        held = total
         while floor < high:  # the highest floor above which lies enough; that of top_k does
-            step, one, two, three = _floors(floor, high)
-            s_1, s_2, s_3, s_4 = _sums(source, vocab, one, two, three, high, BLOCK, UNIT)
-            passed = (s_1 >= wanted).to(tl.int32) + (s_2 >= wanted).to(tl.int32)
-            passed += (s_3 >= wanted).to(tl.int32) + (s_4 >= wanted).to(tl.int32)
-            floor, high = _narrowed(floor, high, step, passed)
+            floor, high, held = _narrowed(source, vocab, floor, high, held, wanted, True, BLOCK, UNIT)
         reached, over, above = _at(source, vocab, floor, BLOCK, UNIT)
         each = (floor.to(tl.float32, bitcast=True) * UNIT).to(tl.int64)
         needed = tl.maximum((wanted - above + each - 1) // tl.maximum(each, 1), 1)

@@ -107,7 +107,7 @@ def start(base: Path, adapters: dict[str, Path]) -> Iterator[Start]:
 
     def llm(**settings: Any) -> LLM:
         defaults = {"pool_memory": 2 << 20, "check_invariants": True, "num_threads": 1, "adapters": adapters}
-        started.append(LLM(base, **(defaults | settings)))
+        started.append(LLM(settings.pop("model", base), **(defaults | settings)))
         return started[-1]
 
     yield llm

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from heddle import LLM, SamplingParams
 from heddle.core.engine import step_graphs
 from heddle.kernels import cpu
 from heddle.kernels.cpu.recording import Workspace, record
+from safetensors.torch import load_file, save_file
 
 from .test_captured_steps import GREEDY, adapters_come_go_and_move, compare_replays
 
@@ -49,6 +52,35 @@ def test_an_adapter_replaced_under_its_name_is_seen(
     before = llm.generate([prompts[4]], GREEDY, adapter=["a"])[0].outputs[0].token_ids
     llm.load_adapter("a", adapters["r5"])
     assert llm.generate([prompts[4]], GREEDY, adapter=["a"])[0].outputs[0].token_ids == expected != before
+
+
+@pytest.fixture(scope="module")
+def tied_base(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The base with its embedding for a head."""
+    folder = tmp_path_factory.mktemp("tied") / "base"
+    shutil.copytree(base, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("quantize_head", [False, True])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_head_that_is_the_embedding_is_recorded_too(
+    start: Start, tied_base: Path, prompts: list[list[int]], quantization: str, quantize_head: bool
+) -> None:
+    settings = {"model": tied_base, "quantization": quantization, "quantize_head": quantize_head}
+    llm = start(**settings)
+    compared = compare_replays(llm)
+    expected, found = (
+        one.generate(prompts[:3], GREEDY) for one in (start(**settings, enforce_eager=True), llm)
+    )
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
+    assert compared
+    assert not llm._engine._runner.graphs._fails
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,16 @@ def test_extreme_temperatures(chooser: ChoosesTokens) -> None:
     assert found.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("filters", [(0, 1.0, -0.0), (2, 1.0, -0.0), (0, 0.9, -0.0), (2, 0.9, -0.0)])
+def test_a_zero_with_a_sign_is_a_zero(chooser: ChoosesTokens, filters: tuple[int, float, float]) -> None:
+    """As a limit, whose bits are the lowest of all; as a temperature; as a logit, beside one without a sign."""
+    logits = torch.tensor([[0.5, 1.0, 2.0]] * 3 + [[-1.0, -0.0, 0.0]])
+    temperatures, points = [1.0, 1.0, -0.0, -0.0], [0.1, 0.8, 0.1, 0.1]
+    found = chooser.choose_tokens(logits, choices(temperatures, [filters] * 4, points))
+    drawn = [by_the_rule(logits[i].numpy(), 1.0, filters, points[i]) for i in range(2)]
+    assert found.tolist() == [*drawn, 2, 1]
+
+
 def test_a_row_of_a_wider_matrix(chooser: ChoosesTokens) -> None:
     wide = torch.randn(3, 120, generator=torch.Generator().manual_seed(3))
     part = wide[:, :100]

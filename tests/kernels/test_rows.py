@@ -104,11 +104,19 @@ def test_inputs_that_are_slices_of_wider_rows(ops: Ops, check: Check) -> None:
 def test_embedding(ops: Ops, weight_dtype: torch.dtype, n: int, k: int) -> None:
     weight = torch.randn(n, k).to(weight_dtype)
     ids = torch.tensor([3, 19, 0, n - 1, 3])
-    got = ops.embedding(ids, ops.hold(weight.clone()), torch.float32)
+    got = ops.embedding(ids, ops.hold(weight.clone()), None, torch.float32)
     assert got.dtype == torch.float32
     for row, index in zip(got, ids.tolist(), strict=True):
         assert torch.equal(row, weight[index].float())
-    assert ops.embedding(ids[:0], ops.hold(weight.clone()), torch.float32).shape == (0, k)
+    assert ops.embedding(ids[:0], ops.hold(weight.clone()), None, torch.float32).shape == (0, k)
+
+
+@pytest.mark.parametrize(("n", "k"), [(20, 8), (21, 7), (300, 2050)])
+def test_embedding_in_int8(ops: Ops, n: int, k: int) -> None:
+    weight, absmax = torch.randint(-127, 128, (n, k), dtype=torch.int8), torch.rand(n) + 0.01
+    ids = torch.tensor([3, 19, 0, n - 1, 3])
+    got = ops.embedding(ids, ops.hold(weight.clone()), absmax, torch.float32)
+    assert torch.equal(got, weight[ids] * absmax[ids, None] * (1 / 127)), "as bitsandbytes takes them back"
 
 
 @compiled

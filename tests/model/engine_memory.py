@@ -12,6 +12,7 @@ from heddle.core.client import EngineClient
 from heddle.core.config import EngineConfig
 from heddle.core.engine.engine import Engine
 from heddle.core.memory import MemoryReport
+from heddle.kernels.large_pages import LARGE_PAGE
 
 from ..quant.packers import edit, quantize_model
 from .conftest import save_tiny
@@ -41,12 +42,20 @@ def status(pid: int | str, field: str) -> int:
     raise AssertionError(field)
 
 
+def pool_taken(report: MemoryReport) -> int:
+    """Bytes of the pool that are in RAM."""
+    return next(part.bytes for part in report.process if part.part.startswith("pool"))
+
+
 async def _start(folder: Path, settings: dict[str, Any]) -> Memory:
     client = EngineClient(EngineConfig(model=str(folder), num_threads=1, **POOL, **settings))
     try:
         await client.start()
         assert client.pid is not None
         report = await client.memory()
+        while pool_taken(report) < POOL["pool_memory"] - 2 * LARGE_PAGE:  # an idle engine takes it page by page
+            await asyncio.sleep(0.05)
+            report = await client.memory()
         return Memory(status(client.pid, "VmRSS"), status(client.pid, "VmHWM"), report)
     finally:
         await client.close()
