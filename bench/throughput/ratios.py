@@ -51,7 +51,7 @@ AIMS = (
     Aim(("int8-activations",), "peft", "whole", WITH_8, 6.5),
     Aim(("int8",), "vllm", "whole", BASE_16, 2.5),
     Aim(("int8-activations",), "vllm", "whole", BASE_16, 3.4),
-    Aim(("int8", "gptq", "awq"), "llama.cpp", "decode", ALONE, 1.2),
+    Aim(("int8", "gptq", "awq", "awq-int8-head"), "llama.cpp", "decode", ALONE, 1.2),
     Aim(("int8",), "int8", "whole", Cell(SHORT, 32, 8), 0.85, BASE_32),
     Aim(("int8",), "int8", "whole", Cell(SHORT, 32, 32), 0.75, BASE_32),
     Aim(("int8",), "llama.cpp", "prefill", ALONE, 2.5),

@@ -78,6 +78,13 @@ ROWS = (
     ),
     Row("gptq", "Heddle GPTQ 4 bit", "heddle_engine", packed="gptq"),
     Row("awq", "Heddle AWQ 4 bit", "heddle_engine", packed="awq"),
+    Row(
+        "awq-int8-head",
+        "Heddle AWQ 4 bit, head in INT8",
+        "heddle_engine",
+        {"quantize_head": True},
+        packed="awq",
+    ),
     Row("float32", "Heddle float32", "heddle_engine", {"quantization": "none", "dtype": "float32"}),
     Row("peft", "transformers / PEFT float32", "transformers_peft", process_for=lambda n: n),
     Row(

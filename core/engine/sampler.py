@@ -57,7 +57,8 @@ class SampleRow:
 
     @property
     def greedy(self) -> bool:
-        return self.params.temperature < GREEDY_BELOW
+        """Whether the largest logit is chosen, the first of several; by a `top_k` of 1 too, however near the next."""
+        return self.params.temperature < GREEDY_BELOW or self.params.top_k == 1
 
     @property
     def masked(self) -> list[int]:

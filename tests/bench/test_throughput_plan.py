@@ -18,7 +18,16 @@ def asked(*arguments: str) -> tuple[list[str], list[Cell]]:
 
 def test_the_whole_table_has_every_row_but_vllm_and_every_cell_that_can_be():
     names, plan = asked()
-    assert names == ["int8", "int8-activations", "gptq", "awq", "float32", "peft", "llama.cpp"]
+    assert names == [
+        "int8",
+        "int8-activations",
+        "gptq",
+        "awq",
+        "awq-int8-head",
+        "float32",
+        "peft",
+        "llama.cpp",
+    ]
     short = [(cell.streams, cell.adapters) for cell in plan if cell.size == SHORT]
     assert set(short) == {
         *((streams, 0) for streams in (1, 4, 16, 32)),

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-
-def tokens(count: int, start: int = 1) -> list[int]:
-    return [(start + index) % 60 + 1 for index in range(count)]
+from .simulation import tokens
 
 
 def run_until_started(fake: Any, key: int, traffic: Any, limit: int) -> int:

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-
-def tokens(count: int, start: int = 1) -> list[int]:
-    return [(start + index) % 60 + 1 for index in range(count)]
+from .simulation import tokens
 
 
 @pytest.mark.parametrize("caching", [True, False])

@@ -8,6 +8,8 @@ import pytest
 from heddle.core.messages import AdapterUse
 from heddle.core.scheduling.prefix_cache import next_name, root_name
 
+from .simulation import tokens
+
 
 def run(fake: Any, prompt: list[int], *adapters: Any, **params: Any) -> int:
     """One request alone, checked against the model; how many tokens it found in the cache."""
@@ -17,10 +19,6 @@ def run(fake: Any, prompt: list[int], *adapters: Any, **params: Any) -> int:
     fake.check_answer(fake.received[key])
     cached: int = fake.received[key].cached_tokens
     return cached
-
-
-def tokens(count: int, start: int = 1) -> list[int]:
-    return [(start + index) % 60 + 1 for index in range(count)]
 
 
 @pytest.mark.parametrize(("length", "cached"), [(32, 31), (31, 30), (33, 32), (16, 15), (1, 0), (17, 16)])

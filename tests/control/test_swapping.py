@@ -8,9 +8,7 @@ import pytest
 from heddle.core.scheduling.restore_cost import RestoreCost
 from heddle.core.scheduling.swap_space import SwapSpace
 
-
-def tokens(count: int, start: int = 1) -> list[int]:
-    return [(start + index) % 60 + 1 for index in range(count)]
+from .simulation import tokens
 
 
 def two_that_do_not_fit(fake: Any, *adapters: str, **params: Any) -> list[int]:

@@ -133,6 +133,13 @@ def test_equal_logits_at_the_edge_of_top_k_and_top_p_keep_the_smallest_ids() -> 
     assert set(np.flatnonzero(frequencies(logits, 200, temperature=1.0, top_p=0.7))) == {3, 7, 11}
 
 
+def test_one_candidate_is_the_largest_logit_however_near_the_next() -> None:
+    """The weights of both are 1 in float32: only the logits tell them apart."""
+    logits = torch.full((VOCAB,), -20.0)
+    logits[3], logits[7] = 0.0, 1e-9
+    assert [one(logits, row(temperature=1.0, top_k=1, seed=seed)).token_id for seed in range(20)] == [7] * 20
+
+
 def test_a_sequence_draws_new_numbers_as_it_grows_and_the_same_ones_again() -> None:
     logits = torch.zeros(VOCAB)
     tokens = [one(logits, row(temperature=1.0, seed=9, output=[0] * n)).token_id for n in range(200)]

@@ -36,6 +36,8 @@ class HeddleEngine:
         self._engine = Engine(
             msgspec.convert(settings | dict(setup.options), EngineConfig), wake=self._woken.set
         )
+        while self._engine.use_idle_time():  # as the engine process until the first request
+            pass
         self._files = tempfile.TemporaryDirectory(prefix="heddle-adapters-")
         self._keys = itertools.count(1)
         self._digests = {name: self._know(setup, path) for name, path in setup.adapters.items()}
