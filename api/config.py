@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +12,19 @@ from ..core.config import EngineConfig
 from .tenants.auth import PUBLIC, is_loopback
 
 MIB = 2**20
+OWN_FILES = 256
+"""Of the files a process may have open, so many are not left to connections."""
 
 
 def default_data_dir() -> Path:
     """Where the registry and the adapters of a server are kept unless it is told otherwise."""
     return Path.home() / ".local" / "share" / "heddle"
+
+
+def open_files() -> int:
+    """How many this process may have open: what `ulimit -n` says."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**20 if soft == resource.RLIM_INFINITY else soft
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +50,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of every body that is not an adapter."""
     request_timeout: float | None = None
     """Seconds from a request's arrival to the end of its answer."""
+    limit_concurrency: int | None = None
+    """Connections served at a time. None: as many as the files this process may have open leave room for."""
     data_dir: Path = msgspec.field(default_factory=default_data_dir)
     database: str | None = None
     """SQLAlchemy URL of the registry. None: SQLite in `data_dir`."""
@@ -59,6 +70,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """What the engine process is started with: it logs as the server does."""
         return msgspec.structs.replace(self.engine, log_level=self.log_level)
 
+    @property
+    def most_connections(self) -> int:
+        return self.limit_concurrency or _connections_within(open_files())
+
     def problem(self) -> str | None:
         """Why a server must not start like this; None where it may."""
         if not is_loopback(self.host) and self.admin_key is None and not self.allow_anonymous:
@@ -70,4 +85,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             return "--admin-key must not be empty"
         if not self.base_name:
             return "--served-model-name must not be empty"
+        files = open_files()
+        if self.most_connections > _connections_within(files):
+            return (
+                f"--limit-concurrency {self.limit_concurrency}: this process may have {files} files open (ulimit -n), "
+                f"which leaves {_connections_within(files)} for connections"
+            )
         return None
+
+
+def _connections_within(files: int) -> int:
+    return max(files - OWN_FILES, files // 4)

@@ -22,6 +22,7 @@ from ..core.messages import Progress, Ready
 from . import garbage, logs, loop_lag
 from .app import create_app
 from .config import ServerConfig
+from .http.open_connections import OpenConnections
 from .http.protocol import HttpProtocol
 from .loading import START_ERRORS, load
 from .state import Phase, ServerState
@@ -50,10 +51,10 @@ def run(
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status.
 
-    0: ended as told; 1: the address is taken; 2: these settings cannot be served, and the reason is on
-    stderr. `on_progress` (what, done, total) hears of the base being loaded; `on_loaded` gets what the engine
-    says of it; `on_ready` the settings and the server's URL after `ready` was printed. `launched`: the engine, where
-    it was started with these settings before.
+    0: ended as told; 1: it could not be started (the address is taken, the base or an adapter cannot be loaded); 2: the
+    settings contradict each other. The reason is on stderr. `on_progress` (what, done, total) hears of the base being
+    loaded; `on_loaded` gets what the engine says of it; `on_ready` the settings and the server's URL after `ready` was
+    printed. `launched`: the engine, where it was started with these settings before.
     """
     if reason := config.problem():
         return _fail(reason, 2)
@@ -100,7 +101,7 @@ async def _serve(
             try:
                 state.services = loading.result()
             except START_ERRORS as error:
-                return _fail(str(error), 2)
+                return _fail(str(error), 1)
             garbage.settle()
             state.phase = Phase.SERVING
             if on_loaded is not None and engine.ready is not None:
@@ -148,6 +149,7 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=5,
             )
         )
+        self.server_state = OpenConnections(state.config.most_connections)
 
     def drain(self) -> None:
         """Nobody waits for the rest of a body any more."""

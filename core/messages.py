@@ -265,6 +265,8 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs", omit_def
 
     outputs: list[SequenceOutput] = []
     adapters: list[AdapterState] = []
+    not_finite: list[str] = []
+    """Digests of adapters that made a sequence's logits overflow; it ended with `adapter_failed`."""
     stats: Stats | None = None
 
 

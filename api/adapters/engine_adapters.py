@@ -63,6 +63,14 @@ class EngineAdapters:
             state = AdapterState(digest=digest, residency="disk", error=self._lost.get(digest))
         return state
 
+    def warnings(self, digest: str) -> list[str]:
+        """What a user should know of how it has done since this server first used it."""
+        last = self._engine.not_finite.get(digest)
+        if last is None:
+            return []
+        when = last.isoformat(timespec="seconds").replace("+00:00", "Z")
+        return [f"it made a request's logits overflow, last at {when}; such requests end with adapter_failed"]
+
     # ---------------------------------------------------------------- one adapter
 
     async def know(self, record: AdapterRecord) -> None:

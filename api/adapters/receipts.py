@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...core.messages import AdapterState
 from ...lora.records import AdapterRecord
 from ..protocol.adapters import Adapter, Matched, Status
@@ -9,9 +11,13 @@ from .engine_adapters import named
 
 
 def receipt(
-    record: AdapterRecord, state: AdapterState, in_use: int, planned_blocks: int | None = None
+    record: AdapterRecord,
+    state: AdapterState,
+    in_use: int,
+    planned_blocks: int | None = None,
+    warnings: Sequence[str] = (),
 ) -> Adapter:
-    """`planned_blocks`: shown for the blocks it holds."""
+    """`planned_blocks`: shown for the blocks it holds. `warnings`: besides those of its registration."""
     return Adapter(
         id=record.id,
         name=record.name,
@@ -27,7 +33,7 @@ def receipt(
         size_bytes=record.size_bytes,
         blocks=state.blocks if planned_blocks is None else planned_blocks,
         matched=Matched(record.matched, record.total),
-        warnings=record.warnings,
+        warnings=[*record.warnings, *warnings],
         base_model=record.base_model,
         in_use=in_use,
         requests=record.requests,

@@ -6,12 +6,8 @@ The store says which versions there are, the engine where their bytes are now; e
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import functools
-import os
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -36,9 +32,11 @@ from ..protocol.adapters import Adapter, AdapterCreate, AdapterPatch
 from ..tenants.auth import PUBLIC, Caller
 from ..turns import in_turns
 from ..workers import Pool, Workers
+from . import references
 from .engine_adapters import EngineAdapters
 from .holds import Holds
 from .receipts import receipt
+from .scratch import Scratch
 
 logger = structlog.get_logger(__name__)
 
@@ -66,8 +64,7 @@ class AdapterService:
         self._loaded = EngineAdapters(store, engine, workers, self._holds)
         self._tasks: set[asyncio.Task[object]] = set()
         self._changing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._scratch = config.data_dir / "uploads"
-        self._scratch_lock: int | None = None
+        self._scratch = Scratch(config.data_dir / "uploads")
         self.quota_of: Callable[[Caller], Quota] = lambda _caller: UNLIMITED
         """How much a caller may register; raises `tenant_not_found` for one whose tenant is gone. What the operator
         registers at the start is not held to it."""
@@ -91,7 +88,7 @@ class AdapterService:
         The engine hears of every other adapter when it is first used: a registry may hold thousands, and
         their files may lie far away.
         """
-        await self._workers.files(self._clear_scratch)
+        await self._workers.files(self._scratch.open)
         for record in await self._workers.registry(self._store.pinned):
             self._in_background(self._loaded.preload(record))
         for name, source in self._config.adapters:
@@ -109,8 +106,7 @@ class AdapterService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._holds.close()
         await self._workers.changes(self._store.close)
-        if self._scratch_lock is not None:
-            os.close(self._scratch_lock)
+        self._scratch.close()
 
     async def _register_at_start(self, name: str, source: str) -> None:
         """For the operator: any local folder, and other weights make a new version of the name."""
@@ -126,16 +122,6 @@ class AdapterService:
         except StoreError as error:
             raise StoreError(error.code, f"--adapter {name}={source}: {error}", error.param) from error
 
-    def _clear_scratch(self) -> None:
-        """What a killed server left of its uploads goes, unless another one lives in this data folder."""
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        self._scratch_lock = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(self._scratch_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in self._scratch.iterdir():
-                shutil.rmtree(left, ignore_errors=True)
-        fcntl.flock(self._scratch_lock, fcntl.LOCK_SH)
-
     # ---------------------------------------------------------------- registration
 
     @property
@@ -146,7 +132,7 @@ class AdapterService:
     @asynccontextmanager
     async def scratch(self) -> AsyncIterator[Path]:
         """A folder for one registration's files, gone afterwards."""
-        folder = Path(await self._workers.files(tempfile.mkdtemp, dir=self._scratch))
+        folder = await self._workers.files(self._scratch.new)
         try:
             yield folder
         finally:
@@ -269,15 +255,23 @@ class AdapterService:
 
     async def get(self, ref: str, caller: Caller) -> Adapter:
         """The caller's own, then public's. Raises StoreError `adapter_not_found`."""
-        return self._view(await self._workers.registry(self._store.get, ref, caller.tenant, shared=True))
+        return self._view(await self._get(ref, caller, shared=True))
 
     async def versions(self, name: str, caller: Caller) -> list[Adapter]:
-        """Of the caller's own, then public's. Raises StoreError `adapter_not_found`."""
+        """Of the caller's own, then public's. Raises StoreError `adapter_not_found`, `invalid_request` for one
+        version."""
+        if "@" in name:
+            record = await self._get(name, caller, shared=True)
+            instead = f"list them with GET /adapters/{record.name}/versions"
+            raise references.names_one_version(record, "versions are a name's", instead)
         records = await self._workers.registry(self._store.versions, name, caller.tenant, shared=True)
         return await self._views(records)
 
-    async def _get(self, ref: str, caller: Caller) -> AdapterRecord:
-        return await self._workers.registry(self._store.get, ref, caller.tenant)
+    async def _get(self, ref: str, caller: Caller, *, shared: bool = False) -> AdapterRecord:
+        try:
+            return await self._workers.registry(self._store.get, ref, caller.tenant, shared=shared)
+        except StoreError as error:
+            raise references.not_found(error, ref) from error
 
     async def _version(self, name: str, version: int, caller: Caller) -> AdapterRecord:
         """That version of a name that is there; raises StoreError naming `version`."""
@@ -289,9 +283,15 @@ class AdapterService:
     # ---------------------------------------------------------------- changes
 
     async def patch(self, name: str, patch: AdapterPatch, caller: Caller) -> Adapter:
-        """Change pin, description or current version; `pin_limit` where no more may be pinned."""
+        """Change pin, description or current version of a name; `pin_limit` where no more may be pinned,
+        `invalid_request` where one version is named."""
         async with self._changes_of(caller.tenant, name):
             record = await self._get(name, caller)
+            if "@" in name:
+                instead = (
+                    f'send it to {record.name}; {{"version": {record.version}}} in it makes this one current'
+                )
+                raise references.names_one_version(record, "pin and description are its name's", instead)
             target = record if patch.version is None else await self._version(name, patch.version, caller)
             fields = msgspec.structs.asdict(patch)
             change = functools.partial(self._store.patch, name, caller.tenant, **fields)
@@ -375,7 +375,8 @@ class AdapterService:
 
     def _view(self, record: AdapterRecord, planned_blocks: int | None = None) -> Adapter:
         state = self._loaded.state(record.digest)
-        return receipt(record, state, self._holds.count(record.digest), planned_blocks)
+        warnings = self._loaded.warnings(record.digest)
+        return receipt(record, state, self._holds.count(record.digest), planned_blocks, warnings)
 
     async def _flush_usage(self) -> None:
         while True:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
 from .admin import FILES, Server, command_of, print_details, print_json
-from .failure import USAGE, fail
+from .failure import REFUSED, fail
 
 
 @click.group()
@@ -95,12 +96,12 @@ def add(
 
 
 def _peft_folder(source: str) -> Path:
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))  # Path's own raises where there is no such user
     if not folder.is_dir():
-        fail(f"there is no folder {source} here; one on the server's machine needs --server-path", USAGE)
+        fail(f"there is no folder {source} here; one on the server's machine needs --server-path", REFUSED)
     for file in FILES:
         if not (folder / file).is_file():
-            fail(f"{source} has no {file}: a PEFT adapter saved as safetensors is needed", USAGE)
+            fail(f"{source} has no {file}: a PEFT adapter saved as safetensors is needed", REFUSED)
     return folder
 
 

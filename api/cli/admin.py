@@ -79,11 +79,17 @@ class Server(msgspec.Struct, frozen=True):
         fail(_reason(response.status_code, response.content), REFUSED)
 
     def upload(self, name: str, folder: Path, fields: dict[str, Any], dry_run: bool) -> Any:
-        """Register the PEFT folder under `name`; its files are read and sent piece by piece."""
-        with ExitStack() as stack:
-            files = [("files", (file, stack.enter_context((folder / file).open("rb")))) for file in FILES]
-            parts = {"name": name} | {key: _as_part(value) for key, value in fields.items()}
-            return self.call("POST", self.path(), data=parts, files=files, params=_query(dry_run))
+        """Register the PEFT folder under `name`; its files are read and sent piece by piece.
+
+        Ends the command with status 1 where they cannot be read.
+        """
+        parts = {"name": name} | {key: _as_part(value) for key, value in fields.items()}
+        try:
+            with ExitStack() as stack:
+                files = [("files", (file, stack.enter_context((folder / file).open("rb")))) for file in FILES]
+                return self.call("POST", self.path(), data=parts, files=files, params=_query(dry_run))
+        except OSError as error:
+            fail(f"{error.filename or folder}: {error.strerror or error}", REFUSED)
 
     def register(self, name: str, source: str, fields: dict[str, Any], dry_run: bool) -> Any:
         """Register under `name` what the server itself finds at `source`."""

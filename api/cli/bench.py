@@ -188,7 +188,7 @@ def _check(options: dict[str, Any]) -> None:
         try:
             check_matplotlib()
         except PlotError as error:
-            fail(str(error), USAGE)
+            fail(str(error), REFUSED)
 
 
 async def _bench(url: str, options: dict[str, Any]) -> int:
@@ -246,7 +246,7 @@ async def _plan(target: Target, options: dict[str, Any]) -> Plan:
         try:
             texts = dataset(options["dataset"], length, chat)
         except (DatasetError, OSError) as error:
-            fail(f"--dataset: {error}", USAGE)
+            fail(f"--dataset: {error}", REFUSED)
     count, failed = await warm_up(target, options["warm_up"], length, adapters, chat, options["seed"])
     if failed is not None:
         fail(f"the warm-up failed: {failed.message} ({failed.error})", REFUSED)

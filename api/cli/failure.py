@@ -1,4 +1,9 @@
-"""How a command ends that cannot do what was asked: a plain line on stderr and the right exit status."""
+"""How a command ends that cannot do what was asked: a plain line on stderr and the right exit status.
+
+2 is for the command line alone, by what click tells of it, or by flags that contradict each other: nothing was begun.
+Whatever goes wrong once the command has begun is 1. So a path that a flag wants, and that is not there, is 2, and what
+may lie elsewhere too (MODEL, SOURCE) is 1 where it is found nowhere.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,9 @@ import rich_click as click
 from click.exceptions import Exit
 
 REFUSED = 1
-"""A request was understood and refused, or could not be carried out."""
+"""It was understood, and was refused or could not be carried out."""
 USAGE = 2
-"""The command line itself is wrong, or asks for what this machine or version cannot do."""
+"""The command line itself is wrong."""
 
 
 def fail(message: str, status: int) -> NoReturn:

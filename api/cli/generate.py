@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
-from .failure import REFUSED, USAGE, fail
+from .failure import REFUSED, fail
 from .options import DEVICES, DTYPES, ENGINE, QUANTIZATIONS, quantization_name
 
 
 @click.command()
 @click.argument("model")
 @click.argument("prompt")
-@click.option("--adapter", metavar="PATH", help="A PEFT folder whose delta is added to the base.")
+@click.option(
+    "--adapter",
+    type=click.Path(exists=True, file_okay=False),
+    help="A PEFT folder whose delta is added to the base.",
+)
 @click.option(
     "--chat", is_flag=True, help="Send PROMPT as a user's message through the base's chat template."
 )
@@ -41,8 +44,6 @@ def generate(
 
     MODEL is a local folder, a .gguf file or a hub name.
     """
-    if adapter is not None and not Path(adapter).is_dir():
-        fail(f"--adapter {adapter}: there is no such folder", USAGE)
     # By name: this process serves nothing and may load torch; no other part of the api folder may.
     heddle = importlib.import_module(__name__.partition(".")[0])
     errors = importlib.import_module(f"{heddle.__name__}.core.errors")
@@ -54,7 +55,7 @@ def generate(
             **settings,
         )
     except (ValueError, errors.EngineStartError) as error:  # what model, adapter or settings can cause
-        fail(str(error), USAGE)
+        fail(str(error), REFUSED)
     params = heddle.SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=settings["seed"])
     name = "adapter" if adapter else None
     with llm:

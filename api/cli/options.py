@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -202,6 +203,13 @@ def panels(quantization: str, pool_memory: int | None) -> dict[str, list[Flag]]:
             setting("--port", type=click.IntRange(0, 65535), help="0: any free port."),
             setting("--max-body-bytes", type=ByteSize(), help="Larger bodies, adapters aside, are refused."),
             setting(
+                "--limit-concurrency",
+                type=POSITIVE,
+                metavar="N",
+                help="Connections open at a time; beyond them idle ones are closed, and 503 where there are none. "
+                "[default: what `ulimit -n` allows, less 256]",
+            ),
+            setting(
                 "--request-timeout",
                 type=FiniteRange(min=0, min_open=True),
                 help="Seconds. [default: none]",
@@ -289,7 +297,7 @@ def named_adapters(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     for name, path in pairs:
         if name in named:
             fail(f"--adapter {name}: the name is given twice", USAGE)
-        if not path.startswith("hf:") and not Path(path).expanduser().is_dir():
+        if not path.startswith("hf:") and not Path(os.path.expanduser(path)).is_dir():
             fail(f"--adapter {name}: there is no folder {path}", USAGE)
         named[name] = path
     return named

@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from .failure import REFUSED, USAGE, fail
+from .failure import REFUSED, fail
 from .progress import ProgressBars
 from .render import size
 
@@ -47,7 +47,7 @@ from .render import size
 )
 @click.option(
     "--calibration",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A text like that which will be served. [default: the package's own]",
 )
 @click.option("--samples", type=int, help="Pieces of it, at most. [default: 128 for gptq, 32 for awq]")
@@ -67,14 +67,12 @@ def quantize(model: str, method: str, output: Path, **flags: Any) -> None:
         try:
             folder = resolve(model, progress=bars)
         except CheckpointError as error:
-            fail(str(error), USAGE)
+            fail(str(error), REFUSED)
         # By name: this process serves nothing and may load torch; no other part of the api folder may.
         driver = importlib.import_module(f"{__name__.partition('.')[0]}.core.quantize.driver")
         try:
             driver.quantize(folder, output, settings, bars)
-        except ModelError as error:
-            fail(str(error), USAGE)
-        except CheckpointError as error:
+        except (ModelError, CheckpointError) as error:
             fail(str(error), REFUSED)
     click.echo(f"{output}: {size(_weights(output))}, from {size(_weights(folder))}")
 

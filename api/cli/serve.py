@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from click.exceptions import Exit
 from ...core.engine.launch import LaunchedEngine, launch
 from ...core.messages import Ready
 from ..config import ServerConfig
-from .failure import REFUSED, USAGE, fail
+from .failure import REFUSED, fail
 from .memory_table import show_memory
 from .options import ServerCommand, server_config, server_options
 from .progress import ProgressBars
@@ -48,7 +49,7 @@ def serve(model: str, **flags: Any) -> None:
         try:
             folder = resolve(model, progress=bars)
         except CheckpointError as error:
-            fail(str(error), USAGE)
+            fail(str(error), REFUSED)
         _run(config, folder, bars)
 
 
@@ -87,7 +88,7 @@ def _run(
     try:
         launched = launch(config.engine_settings)
     except OSError as error:
-        fail(f"the engine process cannot be started: {error}", USAGE)
+        fail(f"the engine process cannot be started: {error}", REFUSED)
     try:
         raise Exit(_serve(config, bars, then, launched))
     finally:
@@ -116,7 +117,7 @@ def _serve(
 
 def base_name(model: str) -> str:
     """What requests call the base: a folder's or file's own name, a hub name as it is."""
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # Path's own raises where there is no such user
     if path.suffix == ".gguf":
         return path.stem
     return path.resolve().name if path.exists() else model.partition("@")[0]

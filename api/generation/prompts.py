@@ -18,6 +18,7 @@ from ..protocol.tokenize import (
     TokenizeResponse,
     TokenizerInfo,
 )
+from ..tools.toolset import check_tools, definitions
 from ..workers import Workers
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -78,11 +79,13 @@ class Prompts:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("give either prompt or messages", "prompt")
         if body.messages is not None:
+            tools = body.tools or []
+            check_tools(tools)
             prompt = await self.of_chat(
                 body.messages,
                 body.add_generation_prompt,
                 body.chat_template_kwargs,
-                body.tools,
+                definitions(tools),
                 bounded=False,
             )
             ids = prompt.token_ids

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from os import urandom
 
 import msgspec
-from msgspec import UNSET
 
 from ...core.client import EngineClient
 from ...core.errors import EngineFailure
@@ -31,7 +30,7 @@ from .choices import Choice
 from .guidance import Guidance, GuidanceService
 from .prompts import Prompt, Prompts
 from .run import Run
-from .selection import Selecting, Selection
+from .selection import AdapterField, Selecting, Selection
 from .writers import ChatWriter, CompletionWriter, Heading, Writer
 
 CHOICES_AT_ONCE = 64
@@ -104,10 +103,10 @@ class Generation:
 
         return await self._generate(body, caller, "chatcmpl", prompts, ChatWriter, send)
 
-    async def check_model(self, model: str | None, caller: Caller) -> None:
-        """Raises `model_not_found` unless the caller could use `model`."""
+    async def check_selection(self, model: str | None, adapter: AdapterField, caller: Caller) -> None:
+        """Raises what a completion with these fields would: `model_not_found` for an unknown name, and so on."""
         with Selecting(self._adapters, self._base_name, caller) as selecting:
-            await selecting.selected(model, UNSET)
+            await selecting.selected(model, adapter)
 
     async def _generate(
         self,

@@ -14,7 +14,7 @@ from litestar.types import HTTPReceiveMessage, Scope
 from .. import turns
 from ..errors import ApiError, ClientGone, invalid, no_json, wrong_value
 from .json_shape import shape_in_thread
-from .protocol import PRESENCE, Presence
+from .presence import PRESENCE, Presence
 
 T = TypeVar("T")
 

@@ -74,6 +74,8 @@ class Front:
         try:
             await turns.enter()
             try:
+                if FAULT in scope:
+                    _refuse_faulty(scope, path)
                 host = fields.get(b"host")
                 if twice or not _is_host(host):
                     _check_head(scope, [name for name, _ in scope["headers"]], host, exchange)
@@ -124,18 +126,23 @@ def _is_host(value: str | None) -> bool:
     return True
 
 
+def _refuse_faulty(scope: HTTPScope, path: str) -> None:
+    """Raises what is wrong with it. Over a connection too many, too, anyone is told whether the server is alive."""
+    fault = cast(ApiError, scope[FAULT])  # type: ignore[literal-required]
+    if fault.code != "overloaded" or path not in OPEN:
+        raise fault
+
+
 def _check_head(scope: HTTPScope, names: list[bytes], host: str | None, exchange: Exchange) -> None:
-    """Raises `invalid_request` for what is no request at all, and for one that others may take for a call to another
-    host (RFC 9112, 3.2), which ends the connection; `invalid_api_key` where two keys came: others may have looked at
-    either.
+    """Raises `invalid_request` for a request that others may take for a call to another host (RFC 9112, 3.2), which
+    ends the connection; `invalid_api_key` where two keys came: others may have looked at either.
     """
-    fault = cast("str | None", scope.get(FAULT))
-    hosts = names.count(b"host")
-    if fault is None and (hosts > 1 or (not hosts and scope["http_version"] != "1.0")):
+    fault, hosts = None, names.count(b"host")
+    if hosts > 1 or (not hosts and scope["http_version"] != "1.0"):
         fault = f"a request has one Host header, and this one has {hosts or 'none'}"
-    elif fault is None and hosts and not _is_host(host):
+    elif hosts and not _is_host(host):
         fault = "the Host header names no host"
-    elif fault is None and names.count(b"origin") > 1:
+    elif names.count(b"origin") > 1:
         fault = "the Origin header is there twice"
     if fault is not None:
         exchange.keep_alive = False

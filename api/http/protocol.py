@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import unquote
@@ -15,11 +14,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import ApiError, invalid
 from .exchange import EXCHANGE, Exchange
+from .offers import without_offer
+from .open_connections import HEAD_GRACE, OpenConnections
+from .presence import PRESENCE, Presence
 
-PRESENCE = "heddle.presence"
-"""In the scope of every call: the client's `Presence`."""
 FAULT = "heddle.fault"
-"""In the scope of what came and is no request: what is wrong with it. The front door refuses it like a call."""
+"""In the scope of what is no request, or came over a connection too many: the `ApiError` that says so. The front door
+refuses it like a call."""
 NO_METHOD = "_OTHER"
 """The method of what came and has none; OpenTelemetry's name for it."""
 
@@ -29,6 +30,7 @@ MOST_HEAD = 1 << 16
 """Bytes of a request's head, and of all else that comes between pieces of bodies: trailers, what chunks are told of."""
 MOST_PIPELINED = 64
 """Requests of a connection that wait for the one before; what is behind them is not read yet."""
+TOO_LONG = f"The head or trailer of a request has more than {MOST_HEAD} bytes."
 SLICE = 1 << 13
 """Bytes that are parsed at a time: so many more may become requests at once."""
 HEAD_PAUSE = 60.0
@@ -38,41 +40,34 @@ SEND_PAUSE = 60.0
 LINGER_SECONDS, LINGER_BYTES = 30.0, 1 << 26
 """So long, and so much, of a body that nobody wants is read and let go. Who closes with something unread resets the
 connection, and a client that is still sending then loses the answer (RFC 9112, 9.6)."""
-OFFER = frozenset({b"upgrade", b"http2-settings"})
-"""Headers, and options of `Connection`, that make an offer to speak another protocol; HTTP lets it be ignored."""
+VERSIONS = frozenset({"1.0", "1.1"})
+"""Of HTTP, that are spoken here."""
 
 
-class Presence:
-    """Whether the client at the other end of a connection is still there."""
-
-    __slots__ = ("lost", "when_lost")
-
-    def __init__(self) -> None:
-        self.lost = False
-        self.when_lost: Callable[[], object] | None = None
-        """Called back by the loss; of the call that is being answered."""
-
-    def end(self) -> None:
-        self.lost = True
-        if self.when_lost is not None:
-            self.when_lost()
+class _Unfit(Exception):
+    """Why a request that can be read is none for this server."""
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection: uvicorn's, with `Exchange` for its requests and responses.
 
-    Web sockets, a limit of connections and a root path, which uvicorn has too, are not used here.
+    Web sockets and a root path, which uvicorn has too, are not used here; its limit of connections is another one.
     """
+
+    server_state: OpenConnections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._presence = Presence()
+        self.url = b""
         self._outgoing = bytearray()
         """Of this round of the loop."""
         self._unread = b""
         """What came and is not parsed yet."""
         self._framing = 0
-        """Bytes since a head began or a piece of a body came."""
+        """Bytes since a head began or a piece of a body came, in whole slices."""
+        self._lines = 0
+        """Bytes of this head's, or trailer's, lines."""
         self._coding = b""
         """Of the request's body, where it is more than in chunks."""
         self._running: Exchange | None = None
@@ -83,6 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
+        self.server_state.admit(self)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -91,6 +87,7 @@ class HttpProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         self._drop_waiting()
+        self.server_state.forget(self)
         for timer in (self._head_timer, self._send_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
@@ -123,13 +120,13 @@ class HttpProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 self._decline(data[upgrade.args[0] :])
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserError as error:
+                why = error.__context__
+                known = isinstance(why, _Unfit)
+                self.send_400_response(str(why) if known else "Invalid HTTP request received.")
             else:
                 if self._framing > MOST_HEAD:
-                    self.send_400_response(
-                        f"The head or trailer of a request has more than {MOST_HEAD} bytes."
-                    )
+                    self.send_400_response(TOO_LONG)
 
     def _decline(self, rest: bytes) -> None:
         """Read the request again without its offer to speak another protocol."""
@@ -137,7 +134,7 @@ class HttpProtocol(HttpToolsProtocol):
         if method == b"CONNECT":
             self.send_400_response("Invalid HTTP request received.")
             return
-        kept = (b"%b: %b\r\n" % field for field in _without_offer(self.headers))
+        kept = (b"%b: %b\r\n" % field for field in without_offer(self.headers))
         version = self.parser.get_http_version().encode()
         head = b"".join((b"%b %b HTTP/%b\r\n" % (method, self.url, version), *kept, b"\r\n"))
         self.parser = httptools.HttpRequestParser(self)
@@ -149,9 +146,14 @@ class HttpProtocol(HttpToolsProtocol):
         self.headers = []
         self.expect_100_continue = False
         self._coding = b""
-        self._framing = 0
+        self._framing = self._lines = 0
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+        self._lines += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._lines += len(name) + len(value) + len(b": \r\n")
         name, value = (
             name.lower(),
             value.rstrip(b" \t"),
@@ -175,15 +177,24 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+        if self._lines > MOST_HEAD:
+            raise _Unfit(TOO_LONG)
         if not self.parser.should_keep_alive():  # a trailer too may say so, and then nothing more is read
             cast(Exchange, self.cycle).keep_alive = False
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
-        self._framing = 0
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        if self._lines + len(method) + len(b"  HTTP/1.1\r\n\r\n") > MOST_HEAD:
+            raise _Unfit(TOO_LONG)
+        self._framing = self._lines = 0
+        if version not in VERSIONS:
+            raise _Unfit("HTTP/1.1 and HTTP/1.0 are spoken here, and no other version.")
+        if self._coding:
+            raise _Unfit("A body may come in chunks, and in no other transfer coding.")
         if self.parser.should_upgrade():
             return  # it comes again
-        url, version = httptools.parse_url(self.url), self.parser.get_http_version()
+        url = httptools.parse_url(self.url)
         raw_path = url.path or b"/"
         path = raw_path.decode("ascii")
         if url.host is not None:
@@ -192,7 +203,7 @@ class HttpProtocol(HttpToolsProtocol):
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
             "http_version": version,
-            "method": self.parser.get_method().decode("ascii"),
+            "method": method.decode("ascii"),
             "scheme": self.scheme,
             "path": unquote(path) if "%" in path else path,
             "raw_path": raw_path,
@@ -204,8 +215,6 @@ class HttpProtocol(HttpToolsProtocol):
             "state": {},
             PRESENCE: self._presence,
         }
-        if self._coding:
-            scope[FAULT] = "a body may come in chunks, and in no other transfer coding"
         keep_alive = version != "1.0" and self.parser.should_keep_alive()
         self._take(scope, keep_alive, self.expect_100_continue and version != "1.0")
         self.url = b""
@@ -225,6 +234,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        self.server_state.head_came(self)
+        if FAULT not in scope and self.server_state.is_surplus(self) and not self.server_state.admit(self):
+            scope[FAULT] = self.server_state.refusal()
+            keep_alive = False
         before = self.cycle
         exchange = scope[EXCHANGE] = Exchange(
             self, cast(HTTPScope, scope), keep_alive=keep_alive, awaits_continue=awaits_continue
@@ -247,6 +260,12 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._unread and not self.transport.is_closing():
             self._parse()
+        if self.timeout_keep_alive_task is not None:
+            self.server_state.rest(self)
+
+    def _unset_keepalive_if_required(self) -> None:
+        super()._unset_keepalive_if_required()
+        self.server_state.stir(self)
 
     def _drop_waiting(self) -> None:
         for waiting, _ in self.pipeline:
@@ -255,11 +274,20 @@ class HttpProtocol(HttpToolsProtocol):
         self._unread = b""
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP, of which `msg` tells. What came before is answered first; nothing more is read."""
+        """What came is no HTTP, of which `msg` tells."""
+        self._refuse(invalid(msg))
+
+    def turn_away(self) -> None:
+        """It is one too many, and its head is not waited for, nor what else it sends."""
+        self._refuse(self.server_state.refusal())
+        self.cycle.more_body = False
+
+    def _refuse(self, fault: ApiError) -> None:
+        """What came before is answered first; nothing more is read."""
         self._deaf, self._unread = True, b""
         last = cast("Exchange | None", self.cycle)
         if last is not None and last.more_body:
-            last.break_off(invalid(msg))
+            last.break_off(fault)
             return
         scope = {
             "type": "http",
@@ -270,7 +298,7 @@ class HttpProtocol(HttpToolsProtocol):
             "query_string": b"",
             "headers": [],
             PRESENCE: self._presence,
-            FAULT: msg,
+            FAULT: fault,
         }
         self._take(scope, keep_alive=False, awaits_continue=False)
 
@@ -337,7 +365,9 @@ class HttpProtocol(HttpToolsProtocol):
     # ---------------------------------------------------------------- who is slow
 
     def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_PAUSE, self.close)
+        pause = HEAD_GRACE if self.server_state.is_surplus(self) else HEAD_PAUSE
+        self._head_timer = self.loop.call_later(pause, self.close)
+        self.server_state.await_head(self)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -361,14 +391,3 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif unsent:
             self._watch_sending(unsent)
-
-
-def _without_offer(headers: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """The others, and of `Connection` what else it says."""
-    for name, value in headers:
-        if name == b"connection":
-            options = [option for option in value.split(b",") if option.strip().lower() not in OFFER]
-            if options:
-                yield name, b",".join(options)
-        elif name not in OFFER:
-            yield name, value

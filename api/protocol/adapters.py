@@ -68,18 +68,28 @@ class AdapterEvict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     to: Literal["host", "disk"] = "host"
 
 
-class LoadLora(msgspec.Struct, kw_only=True):
+class LoadLora(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """vLLM's `/v1/load_lora_adapter`."""
 
     lora_name: str
     lora_path: str
     load_inplace: bool | None = None
+    is_3d_lora_weight: bool | None = None
+    """Of a mixture of experts, whose weights are stacked: true is refused."""
+
+    def create(self) -> AdapterCreate:
+        """The same registration in our fields. Raises `invalid_request`."""
+        if self.is_3d_lora_weight:
+            raise invalid("is_3d_lora_weight is not served here", "is_3d_lora_weight")
+        return AdapterCreate(name=self.lora_name, source=self.lora_path, replace=self.load_inplace)
 
 
-class UnloadLora(msgspec.Struct, kw_only=True):
+class UnloadLora(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """vLLM's `/v1/unload_lora_adapter`."""
 
     lora_name: str
+    lora_int_id: int | None = None
+    """vLLM's own number of it, which says nothing that the name does not; nor does it heed it."""
 
 
 class Matched(msgspec.Struct):

@@ -44,6 +44,16 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool | None = None
     """Chunks of random length are not served: true is refused."""
 
+    def check(self) -> None:
+        """Raises `invalid_request` for what would not be heeded."""
+        if self.include_obfuscation:
+            raise invalid("stream_options.include_obfuscation is not served here", "stream_options")
+        if self.continuous_usage_stats and not self.include_usage:
+            raise invalid(
+                "stream_options.continuous_usage_stats is only allowed with include_usage: true",
+                "stream_options",
+            )
+
 
 class GenerationBody(UnservedFields, kw_only=True):
     """The fields that both endpoints know. A field the client leaves out and one that is null mean the same.
@@ -142,8 +152,8 @@ class GenerationBody(UnservedFields, kw_only=True):
             raise invalid("max_tokens and max_completion_tokens disagree; give one of them", "max_tokens")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options is only allowed together with stream", "stream_options")
-        if self.stream_options is not None and self.stream_options.include_obfuscation:
-            raise invalid("stream_options.include_obfuscation is not served here", "stream_options")
+        if self.stream_options is not None:
+            self.stream_options.check()
         logprobs, prompt_logprobs = self.token_logprobs()
         given = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
         requested = self.requested_max_tokens

@@ -12,7 +12,7 @@ from ..errors import invalid
 Kind = Literal["json", "json_object", "regex", "choice"]
 
 
-class JsonSchemaFormat(msgspec.Struct):
+class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
     """A schema with a name. It is enforced whether `strict` or not; without `schema` any JSON object will do."""
 
     name: str
@@ -21,7 +21,10 @@ class JsonSchemaFormat(msgspec.Struct):
     strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct):
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """Unknown fields are refused: servers have a `schema` here too, and an answer that does not obey it is not what
+    was asked for."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
@@ -53,7 +56,13 @@ class Form:
 
 def of_response_format(field: ResponseFormat | None) -> list[Form]:
     """None or one. Raises `invalid_request`."""
-    if field is None or field.type == "text":
+    if field is None:
+        return []
+    if field.type != "json_schema" and field.json_schema is not None:
+        raise invalid(
+            f"response_format: json_schema goes with type json_schema, not {field.type}", "response_format"
+        )
+    if field.type == "text":
         return []
     if field.type == "json_object":
         return [Form("response_format", "json_object")]

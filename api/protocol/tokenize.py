@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ..errors import invalid
+from .generation import WeightedAdapter
+from .tools import Tool
 from .unserved import Harmless, Refusing
 
 OF_MESSAGES: Harmless = {
@@ -17,7 +20,7 @@ OF_MESSAGES: Harmless = {
 """Fields that go with messages alone, with the values that ask for nothing beside a prompt too."""
 
 
-class TokenizeRequest(Refusing, kw_only=True):
+class TokenizeRequest(Refusing, kw_only=True, forbid_unknown_fields=True):
     """A `prompt`, or `messages` that go through the chat template first."""
 
     UNSERVED: ClassVar[Harmless] = {
@@ -28,14 +31,15 @@ class TokenizeRequest(Refusing, kw_only=True):
     }
 
     model: str | None = None
+    adapter: str | list[WeightedAdapter] | UnsetType | None = UNSET
+    """Must exist, as `model` must. Its tokens are the base's, whose tokenizer and template always apply."""
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     """Of a prompt. Messages bring their special tokens in the template."""
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    """As the chat template takes them."""
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = None
 
     chat_template: Any = None
@@ -63,8 +67,10 @@ class TokenizeResponse(msgspec.Struct):
     token_strs: list[str] | None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
+    adapter: str | list[WeightedAdapter] | UnsetType | None = UNSET
+    """As in `TokenizeRequest`."""
     tokens: list[int]
 
 

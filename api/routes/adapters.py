@@ -66,7 +66,10 @@ async def show(request: AnyRequest, name: str) -> Response[bytes]:
     return answer(await services_of(request).adapters.get(name, request.user))
 
 
-@get("/adapters/{name:str}/versions", opt=documented({200: AdapterList}, errors=("adapter_not_found",)))
+@get(
+    "/adapters/{name:str}/versions",
+    opt=documented({200: AdapterList}, errors=("adapter_not_found", "invalid_request")),
+)
 async def versions(request: AnyRequest, name: str) -> Response[bytes]:
     """List every version kept under a name."""
     return answer(AdapterList(await services_of(request).adapters.versions(name, request.user)))
@@ -122,10 +125,10 @@ async def remove(request: AnyRequest, name: str) -> None:
 
 
 def _flag(request: AnyRequest, name: str) -> bool:
-    value = request.query_params.get(name, "false")
-    if value not in ("true", "false", "1", "0"):
-        raise invalid(f"{name} must be true or false", name)
-    return value in ("true", "1")
+    values = request.query_params.getall(name, ["false"])
+    if len(values) > 1 or values[0] not in ("true", "false", "1", "0"):
+        raise invalid(f"{name} must be true or false, and be there once", name)
+    return values[0] in ("true", "1")
 
 
 HANDLERS = [create, list_adapters, show, versions, change, load, evict, remove]

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from litestar import Response, post
 
+from ...lora.errors import StoreError
+from ..errors import ApiError
 from ..http.connection import AnyRequest, read_json
+from ..http.error_answers import as_api_error
 from ..http.openapi import Text, documented
-from ..protocol.adapters import AdapterCreate, LoadLora, UnloadLora
+from ..protocol.adapters import LoadLora, UnloadLora
 from ..state import server_of, services_of
+
+THEIRS = {"name": "lora_name", "source": "lora_path", "replace": "load_inplace"}
+"""What vLLM calls our fields."""
+_FIELD = re.compile(r"^(?:name|source)(?= must )|(?<=; set )replace(?= to make a new version of it$)")
+"""One of them in a refusal's words."""
 
 
 @post(
@@ -22,8 +34,8 @@ from ..state import server_of, services_of
 async def load_lora(request: AnyRequest) -> Response[bytes]:
     """Register an adapter, as vLLM's call of that name."""
     body = await read_json(request, LoadLora, server_of(request).config.max_body_bytes)
-    create = AdapterCreate(name=body.lora_name, source=body.lora_path, replace=body.load_inplace)
-    await services_of(request).adapters.create_from_source(create, request.user)
+    with _in_their_words():
+        await services_of(request).adapters.create_from_source(body.create(), request.user)
     return _done(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
@@ -35,8 +47,23 @@ async def load_lora(request: AnyRequest) -> Response[bytes]:
 async def unload_lora(request: AnyRequest) -> Response[bytes]:
     """Remove an adapter, as vLLM's call of that name."""
     body = await read_json(request, UnloadLora, server_of(request).config.max_body_bytes)
-    await services_of(request).adapters.remove(body.lora_name, request.user)
+    with _in_their_words():
+        await services_of(request).adapters.remove(body.lora_name, request.user)
     return _done(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+@contextmanager
+def _in_their_words() -> Iterator[None]:
+    """A refusal calls the fields as their caller does."""
+    try:
+        yield
+    except (StoreError, ApiError) as error:
+        refused = as_api_error(error)
+        message = _FIELD.sub(lambda found: THEIRS[found[0]], refused.message)
+        param = None if refused.param is None else THEIRS.get(refused.param, refused.param)
+        raise ApiError(
+            refused.code, message, param, status=refused.status, retry_after=refused.retry_after
+        ) from error
 
 
 def _done(message: str) -> Response[bytes]:

@@ -30,7 +30,7 @@ async def tokenize(request: AnyRequest) -> Response[bytes]:
     body.check()
     services = services_of(request)
     with services.accounts.one_call(request.user):
-        await services.generation.check_model(body.model, request.user)
+        await services.generation.check_selection(body.model, body.adapter, request.user)
         return answer(await services.prompts.tokenize(body))
 
 
@@ -44,7 +44,7 @@ async def detokenize(request: AnyRequest) -> Response[bytes]:
     body = await read_json(request, DetokenizeRequest, server_of(request).config.max_body_bytes)
     services = services_of(request)
     with services.accounts.one_call(request.user):
-        await services.generation.check_model(body.model, request.user)
+        await services.generation.check_selection(body.model, body.adapter, request.user)
         return answer(await services.prompts.detokenize(body))
 
 

@@ -35,7 +35,7 @@ class Toolset:
     @property
     def definitions(self) -> list[dict[str, Any]]:
         """For the chat template."""
-        return [_definition(tool) for tool in self.tools]
+        return definitions(self.tools)
 
     @property
     def kept(self) -> frozenset[int]:
@@ -116,14 +116,7 @@ def toolset_of(body: ChatRequest, tokenizer: Tokenizer) -> Toolset | None:
         if choice in ("none", "auto"):
             return None
         raise invalid("tool_choice is only allowed together with tools", "tool_choice")
-    if len(tools) > MAX_TOOLS:
-        raise invalid(f"tools: at most {MAX_TOOLS} functions, got {len(tools)}", "tools")
-    names: set[str] = set()
-    for index, tool in enumerate(tools):
-        _check(tool, f"tools[{index}].function")
-        if tool.function.name in names:
-            raise invalid(f"tools: there are two functions named {tool.function.name!r}", "tools")
-        names.add(tool.function.name)
+    names = check_tools(tools)
     if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
         raise invalid(
             f"tool_choice: there is no function {choice.function.name[:64]!r} in tools", "tool_choice"
@@ -134,6 +127,24 @@ def toolset_of(body: ChatRequest, tokenizer: Tokenizer) -> Toolset | None:
     source = "" if tokenizer.chat_template is None else tokenizer.chat_template.tool_source
     many = body.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice)
     return Toolset(tools, choice, many, format_in(source), tokenizer)
+
+
+def check_tools(tools: Sequence[Tool]) -> set[str]:
+    """The functions' names. Raises `invalid_request` that names the place."""
+    if len(tools) > MAX_TOOLS:
+        raise invalid(f"tools: at most {MAX_TOOLS} functions, got {len(tools)}", "tools")
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        _check(tool, f"tools[{index}].function")
+        if tool.function.name in names:
+            raise invalid(f"tools: there are two functions named {tool.function.name!r}", "tools")
+        names.add(tool.function.name)
+    return names
+
+
+def definitions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """As the chat template takes them."""
+    return [_definition(tool) for tool in tools]
 
 
 def _check(tool: Tool, where: str) -> None:

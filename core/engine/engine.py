@@ -52,7 +52,7 @@ from .grammars import Grammars
 from .host_memory import give_back, keep_freed
 from .memory_report import memory_report
 from .pool_setup import PoolPages, allocate_pool, block_order, pool_layout, pool_notes
-from .runner import Runner
+from .runner import Runner, adapters_at_fault
 from .step_graphs import capture_steps, captures_steps, graph_bytes, graph_notes
 from .warm_up import warm_up
 
@@ -191,6 +191,8 @@ class Engine:
         )
         self._loads: dict[str, list[int]] = {}
         """Calls that wait for an adapter to come to the device, by digest."""
+        self._not_finite: list[str] = []
+        """Adapters that made logits overflow, and nobody was told yet."""
         self._steps = 0
         self._step_seconds = 0.0
         self.ready = Ready(
@@ -341,6 +343,7 @@ class Engine:
         except Exception:
             logger.exception("a step failed; its %d sequences end with an error", len(plan.chunks))
             return self._scheduler.fail(plan, "the engine failed at the step this request was in")
+        self._not_finite += adapters_at_fault(plan, result)
         outputs = self._scheduler.update(plan, result)
         self._steps += 1
         self._step_seconds += time.perf_counter() - began
@@ -354,7 +357,8 @@ class Engine:
         events: list[Event] = []
         changes = self._residency.drain_changes()
         if outputs or changes or count:
-            events.append(Outputs(outputs=outputs, adapters=changes, stats=self._stats()))
+            blamed, self._not_finite = self._not_finite, []
+            events.append(Outputs(outputs=outputs, adapters=changes, not_finite=blamed, stats=self._stats()))
         for digest, refusal in self._residency.drain_loads():
             error = None if refusal is None else EngineError(refusal.code, str(refusal))
             events += [Reply(call=call, error=error) for call in self._loads.pop(digest, [])]

@@ -190,6 +190,17 @@ class Runner:
         self._log.write(json.dumps(line) + "\n")
 
 
+def adapters_at_fault(plan: StepPlan, result: StepResult) -> list[str]:
+    """Digests of adapters that made logits overflow. Where a request sums several, or gives one a weight above 1, the
+    weights it chose may have done that, and nothing is said of the adapters."""
+    found: set[str] = set()
+    for chunk in plan.chunks if result.errors else ():
+        error, adapters = result.errors.get(chunk.sequence.key), chunk.sequence.adapters
+        if error is not None and error.code == "adapter_failed" and len(adapters) == 1:
+            found.update(use.digest for use in adapters if abs(use.weight) <= 1)
+    return sorted(found)
+
+
 def _failure(sequence: Sequence, error: SamplingError) -> EngineError:
     """What a sequence ends with that has a row without an answer.
 

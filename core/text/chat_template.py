@@ -78,7 +78,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of `messages`, which `normalise_messages` has checked.
+        """The prompt text of `messages`, which `chat_messages.normalise_messages` has checked.
 
         Raises `ChatTemplateError` with the template's own words where it refuses the messages.
         """
@@ -123,80 +123,6 @@ class ChatTemplate:
             return self._templates["default"]
         names = ", ".join(sorted(self._templates))
         raise ChatTemplateError(f"the model has chat templates for {names}, and none to use by default")
-
-
-def normalise_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """The messages of a request as templates expect them; `ChatTemplateError` names what is wrong with them.
-
-    - `content` becomes one text: text parts are joined with a line break (as vLLM does), "" stays "".
-    - A null or missing `content` is taken from an assistant alone, beside `tool_calls` (or the older
-      `function_call`), and becomes "".
-    - Parts of any other type (images, audio, files) are refused by name.
-    - The arguments of tool calls, JSON text in the OpenAI form, become values.
-
-    Roles are the template's business: it accepts or refuses them in its own words.
-    """
-    if not messages:
-        raise ChatTemplateError("messages must not be empty")
-    return [_normalised(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def _normalised(message: Any, where: str) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise ChatTemplateError(f"{where} must be an object with role and content")
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise ChatTemplateError(f"{where}.role must be a non-empty string")
-    # A null is as good as a missing key in a request; in a template it would be the word "None".
-    result = {key: value for key, value in message.items() if value is not None}
-    content = result.get("content")
-    if content is None:
-        if role != "assistant" or not (result.get("tool_calls") or result.get("function_call")):
-            raise ChatTemplateError(
-                f"{where}.content must be a string or a list of text parts (role {role!r})"
-            )
-        result["content"] = ""
-    elif isinstance(content, list):
-        result["content"] = "\n".join(_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    elif not isinstance(content, str):
-        raise ChatTemplateError(f"{where}.content must be a string or a list of text parts")
-    if "tool_calls" in result:
-        result["tool_calls"] = _tool_calls(result["tool_calls"], f"{where}.tool_calls")
-    return result
-
-
-def _text(part: Any, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in ("text", "refusal"):
-        text = part.get(kind)
-        if not isinstance(text, str):
-            raise ChatTemplateError(f"{where}.{kind} must be a string")
-        return text
-    if isinstance(kind, str):
-        raise ChatTemplateError(f"{where}: parts of type {kind!r} are not served, only text")
-    raise ChatTemplateError(f"{where} must be an object with a type")
-
-
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise ChatTemplateError(f"{where} must be a list of objects")
-    result = []
-    for index, call in enumerate(calls):
-        call = dict(call)
-        function = call.get("function")
-        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-            try:
-                arguments = json.loads(function["arguments"] or "{}")
-                if not isinstance(arguments, dict):
-                    raise ValueError("it is another value")
-            except (ValueError, RecursionError) as error:
-                name = f"{where}[{index}].function.arguments"
-                raise ChatTemplateError(f"{name} must hold a JSON object: {error}") from error
-            call["function"] = {**function, "arguments": arguments}
-        result.append(call)
-    return result
 
 
 class _RaisedByTemplate(jinja2.TemplateError):

@@ -16,6 +16,8 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from .grammar_faults import OTHERWISE, reason
+from .number_bounds import NumberFault, Unsupported
+from .schema_numbers import settled
 from .schema_words import unenforced
 from .tokenizer import Tokenizer
 
@@ -111,12 +113,19 @@ class Grammar:
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raise `GrammarError` for what is no JSON schema. Keywords that could not be enforced are passed over."""
-    text = schema_text(schema)
+    """Raise `GrammarError` for what is no JSON schema. What could not be enforced is passed over, and so is a schema
+    that says of numbers what could not."""
+    schema_text(schema)
+    try:
+        text = json.dumps(settled(schema), ensure_ascii=False)
+    except Unsupported:
+        return
+    except NumberFault as error:
+        raise GrammarError(str(error)) from error
     grammar = LLMatcher.grammar_from_json_schema(text, overrides={"lenient": True})
-    error = _on_deep_stack(lambda: LLMatcher.validate_grammar(grammar, limits=LIMITS))
-    if error and not error.startswith("WARNING"):
-        raise GrammarError(reason(error))
+    wrong = _on_deep_stack(lambda: LLMatcher.validate_grammar(grammar, limits=LIMITS))
+    if wrong and not wrong.startswith("WARNING"):
+        raise GrammarError(reason(wrong))
 
 
 def lark_text(text: str) -> str:
@@ -217,6 +226,10 @@ def _spaced_schema(schema: Mapping[str, Any]) -> str:
     if (fault := unenforced(schema)) is not None:
         raise GrammarError(fault)
     schema_text(schema)
+    try:
+        schema = settled(schema)
+    except NumberFault as error:
+        raise GrammarError(str(error)) from error
     return json.dumps({**schema, "x-guidance": JSON_OPTIONS}, ensure_ascii=False)
 
 

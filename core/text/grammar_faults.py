@@ -47,6 +47,18 @@ _ACCOUNTS: Sequence[tuple[re.Pattern[str], Words]] = [
             NOTHING + ": the schema's {one} {a} is above its {other} {b}",
         ),
         (
+            r"(?P<one>\w+) \((?P<a>[^()]*)\) is equal to (?P<other>\w+) \((?P<b>[^()]*)\)",
+            NOTHING + ": between the schema's {one} {a} and its {other} {b} there is no number",
+        ),
+        (
+            r"integer (?:interval|bounds) .*contains? no integer values",
+            NOTHING + ": there is no whole number within the schema's bounds",
+        ),
+        (
+            r"does not contain a multiple of (?P<step>[\d.e+-]+)",
+            NOTHING + ": there is no multiple of {step} within the schema's bounds",
+        ),
+        (
             r"minProperties > maxProperties",
             NOTHING + ": the schema's minProperties is above its maxProperties",
         ),
@@ -75,7 +87,6 @@ _ACCOUNTS: Sequence[tuple[re.Pattern[str], Words]] = [
             r"^(?P<word>\$?\w+) must be (?P<kind>an? [\w ]+)",
             lambda found: f"the schema's keyword {found['word']!r} must be {_kind(found['kind'])}",
         ),
-        (r"multiple of|'multipleOf'", "the schema's keyword 'multipleOf' must be above 0, with few digits"),
         (
             r"(?:Pointer|Resource|Anchor) '(?:json-schema:///)?(?P<where>[^']*)'",
             "the schema refers to {where!r}, which is not in it",

@@ -12,7 +12,8 @@ from tokenizers import AddedToken, models, processors
 
 from ..checkpoint.errors import CheckpointError
 from ..checkpoint.sentencepiece_model import read_sentencepiece
-from .chat_template import ChatTemplate, ChatTemplateError, normalise_messages
+from .chat_messages import normalise_messages
+from .chat_template import ChatTemplate, ChatTemplateError
 from .text_decoder import (
     ByteLevelDecoder,
     PieceDecoder,

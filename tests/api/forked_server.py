@@ -48,6 +48,11 @@ class Forks:
             text=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """Of the process that servers are forked from."""
+        return self._process.pid
+
     def say(self, line: str) -> None:
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)

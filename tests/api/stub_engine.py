@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from heddle.core.config import EngineConfig
@@ -64,6 +65,7 @@ class StubEngine:
         self.stats = Stats()
         self.pid = os.getpid()
         self.adapters: dict[str, AdapterState] = {}
+        self.not_finite: dict[str, datetime] = {}
         self.paths: dict[str, str] = {}
         self.tenants: dict[str, TenantShare] = {}
         self.restarts = 0

@@ -97,7 +97,26 @@ def test_a_dry_run_changes_nothing(own_server):
     assert receipt["matched"] == {"tensors": 8, "total": 8}
     assert own_server.client.get("/adapters").json() == {"data": []}
     assert not own_server.engine.adapters
-    assert own_server.client.post("/adapters?dry_run=perhaps", json={}).json()["error"]["param"] == "dry_run"
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        *((query, 200) for query in ("dry_run=true", "dry_run=1", "dry%5Frun=%74rue", "x=y&dry_run=true")),
+        *((query, 400) for query in ("dry_run", "dry_run=", "dry_run=True", "dry_run=TRUE", "dry_run=yes")),
+        *((query, 400) for query in ("dry_run=perhaps", "dry_run=2", "dry_run=%20true", "dry_run=true%00")),
+        *((query, 400) for query in ("dry_run=false&dry_run=true", "dry_run=true&dry_run=true")),
+        *((query, 400) for query in ("dry_run&dry_run=false", "dry_run=1;x=y", "dry_run=%ff")),
+        *((query, 201) for query in ("", "dry_run=false", "dry_run=0")),
+    ],
+)
+def test_no_spelling_of_a_dry_run_registers(own_server, query, status):
+    """It is taken for one, or refused; only what says so or says nothing is a registration."""
+    answer = own_server.client.post(f"/adapters?{query}", json={"name": "a", "source": "a"})
+    assert answer.status_code == status, answer.text
+    assert len(own_server.client.get("/adapters").json()["data"]) == (status == 201)
+    if status == 400:
+        assert answer.json()["error"]["param"] == "dry_run"
 
 
 def test_patch(own_server):

@@ -3,101 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import uvicorn
-import uvloop
-from heddle.api.errors import ApiError, envelope, invalid
 from heddle.api.http.exchange import exchange_of
-from heddle.api.http.protocol import FAULT, HttpProtocol
-from uvicorn.server import ServerState
+from heddle.api.http.open_connections import OpenConnections
+from heddle.api.http.protocol import HttpProtocol
 
 from ..noted_transport import NotedTransport
-
-App = Callable[[Any, Any, Any], Awaitable[None]]
-PAIR = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-ENDS = b"HTTP/1.1\r\nhost: a\r\n"
+from .raw_http import ENDS, LOOPS, answer_of, echo, head_of, in_pieces, run, serving
 
 
-def refusing(app: App) -> App:
-    """`app` behind what the front door does with what is no request."""
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        exchange = exchange_of(scope)
-        try:
-            if FAULT in scope:
-                raise invalid(scope[FAULT])
-            await app(scope, receive, send)
-        except ApiError as error:
-            exchange.answer_json(error.status, envelope(error))
-
-    return answer
-
-
-@asynccontextmanager
-async def serving(app: App) -> AsyncIterator[Callable[[], Awaitable[PAIR]]]:
-    """What opens connections to a server of `app`."""
-    config = uvicorn.Config(refusing(app), lifespan="off", ws="none", log_config=None, access_log=False)
-    config.load()
-    state, opened = ServerState(), []
-    server = await asyncio.get_running_loop().create_server(
-        lambda: HttpProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
-    )
-
-    async def connect() -> PAIR:
-        pair = await asyncio.open_connection(*server.sockets[0].getsockname())
-        opened.append(pair[1])
-        return pair
-
-    try:
-        async with asyncio.timeout(20):
-            yield connect
-            for writer in opened:
-                writer.close()
-            while state.tasks or state.connections:  # noqa: ASYNC110 - they say nothing when they end
-                await asyncio.sleep(0.001)
-    finally:
-        server.close()
-
-
-async def whole_body(receive: Any) -> bytes:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body, more = body + message["body"], message["more_body"]
-    return body
-
-
-async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the method, the path and the body that came."""
-    body = f"{scope['method']} {scope['path']} ".encode() + await whole_body(receive)
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": 200, "headers": [length]})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def in_pieces(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    for piece in (b"one", b"", b"three"):
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def head_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
-    return int(status.split()[1]), dict(line.split(": ", 1) for line in lines)
-
-
-async def answer_of(reader: asyncio.StreamReader) -> bytes:
-    status, headers = await head_of(reader)
-    assert status == 200
-    return await reader.readexactly(int(headers["content-length"]))
-
-
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@LOOPS
 def test_many_requests_come_over_one_connection(new_loop):
     async def main() -> None:
         async with serving(echo) as connect:
@@ -106,8 +24,7 @@ def test_many_requests_come_over_one_connection(new_loop):
                 writer.write(b"POST /%d %bcontent-length: 3\r\n\r\nabc" % (number, ENDS))
                 assert await answer_of(reader) == b"POST /%d abc" % number
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(main())
+    run(main(), new_loop)
 
 
 async def test_those_that_come_before_an_answer_is_sent_are_answered_in_their_order():
@@ -251,7 +168,7 @@ async def test_a_header_cannot_break_the_line(caplog):
 async def test_all_of_a_round_of_the_loop_goes_in_one_write():
     config = uvicorn.Config(in_pieces, lifespan="off", ws="none", log_config=None, access_log=False)
     config.load()
-    connection, transport = HttpProtocol(config, ServerState(), {}), NotedTransport()
+    connection, transport = HttpProtocol(config, OpenConnections(1), {}), NotedTransport()
     connection.connection_made(transport)
     connection.data_received(b"GET / %b\r\n" % ENDS)
     for _ in range(3):

@@ -7,16 +7,11 @@ import gc
 from typing import Any
 
 import pytest
-import uvloop
 from heddle.api.http import exchange as exchanges
 from heddle.api.http.exchange import Exchange
 from heddle.api.http.protocol import MOST_HEAD, MOST_PIPELINED
 
-from .test_exchange import ENDS, answer_of, echo, head_of, in_pieces, serving
-
-
-def run(test: Any) -> None:
-    uvloop.run(test)
+from .raw_http import ENDS, LOOPS, answer_of, echo, head_of, in_pieces, run, serving
 
 
 def alive() -> int:
@@ -159,6 +154,108 @@ def test_the_head_of_a_request_is_bounded(where: str) -> None:
             fits = b"x-long: " + long[: MOST_HEAD - 20_000] + b"\r\n"
             writer.write(b"GET /b " + ENDS + fits + b"\r\n")
             assert await answer_of(reader) == b"GET /b "
+
+    run(test())
+
+
+def head_of_size(size: int, where: str) -> bytes:
+    """A request for /a whose head has `size` bytes, most of them in one place."""
+    begin, end = b"POST /a", b" " + ENDS + b"content-length: 2\r\n\r\n"
+    left = size - len(begin) - len(end)
+    if where == "url":
+        return begin + b"?" + b"a" * (left - 1) + end
+    if where == "offer":
+        end = end[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        left = size - len(begin) - len(end)
+    lines = b""
+    if where == "many headers":
+        lines = b"x-a: b\r\n" * (left // 8 - 2)
+        left -= len(lines)
+    return begin + end[:-2] + lines + b"x-long: " + b"a" * (left - 10) + b"\r\n\r\n"
+
+
+@LOOPS
+@pytest.mark.parametrize("where", ["url", "one header", "many headers", "offer"])
+@pytest.mark.parametrize("piece", [1 << 20, 1000], ids=["one write", "small writes"])
+@pytest.mark.parametrize("behind", [b"", b"POST /a " + ENDS + b"content-length: 5000\r\n\r\n" + b"b" * 5000])
+def test_the_bound_of_a_head_is_the_same_however_it_comes(
+    new_loop: Any, where: str, piece: int, behind: bytes
+) -> None:
+    async def test() -> None:
+        async with serving(echo) as connect:
+            for over in (0, 1):
+                reader, writer = await connect()
+                head = head_of_size(MOST_HEAD + over, where)
+                assert len(head) == MOST_HEAD + over
+                data = behind + head + b"hi"
+                for begin in range(0, len(data), piece):
+                    writer.write(data[begin : begin + piece])
+                    await asyncio.sleep(0)
+                if behind:
+                    assert await answer_of(reader) == b"POST /a " + b"b" * 5000
+                status, headers = await head_of(reader)
+                body = await reader.readexactly(int(headers["content-length"]))
+                if over:
+                    assert (status, headers["connection"]) == (400, "close")
+                    assert str(MOST_HEAD).encode() in body
+                else:
+                    assert (status, body) == (200, b"POST /a hi")
+
+    run(test(), new_loop)
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 1000], ids=["one write", "small writes"])
+def test_the_bound_of_a_trailer_is_the_same_however_it_comes(piece: int) -> None:
+    async def test() -> None:
+        async with serving(echo) as connect:
+            for over in (0, 1):
+                reader, writer = await connect()
+                trailer = b"x-long: " + b"a" * (MOST_HEAD + over - len(b"x-long: \r\n")) + b"\r\n"
+                data = b"POST /a %btransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n%b\r\n" % (ENDS, trailer)
+                for begin in range(0, len(data), piece):
+                    writer.write(data[begin : begin + piece])
+                    await asyncio.sleep(0)
+                status, headers = await head_of(reader)
+                assert status == (400 if over else 200)
+                assert ("connection" in headers) == bool(over)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "version",
+    [b" HTTP/0.9", b"", b" HTTP/1.2", b" HTTP/1.9", b" HTTP/2.0", b" HTTP/3.0", b" HTTP/9.9", b" HTTP/2"],
+)
+def test_other_versions_of_http_are_refused(version: bytes) -> None:
+    asked: list[Any] = []
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await echo(scope, receive, send)
+
+    async def test() -> None:
+        async with serving(noting) as connect:
+            reader, writer = await connect()
+            writer.write(b"GET /a %b\r\nGET /b%b\r\nhost: a\r\n\r\nGET /c %b\r\n" % (ENDS, version, ENDS))
+            assert await answer_of(reader) == b"GET /a "
+            status, headers = await head_of(reader)
+            assert (status, headers["connection"]) == (400, "close")
+            await reader.readexactly(int(headers["content-length"]))
+            assert await reader.read() == b""
+        assert asked == ["/a"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"deflate, chunked"])
+def test_other_transfer_codings_are_refused_also_where_their_chunks_are_good(coding: bytes) -> None:
+    async def test() -> None:
+        async with serving(echo) as connect:
+            reader, writer = await connect()
+            writer.write(b"POST / %btransfer-encoding: %b\r\n\r\n2\r\nhi\r\n0\r\n\r\n" % (ENDS, coding))
+            status, headers = await head_of(reader)
+            assert (status, headers["connection"]) == (400, "close")
+            assert b"coding" in await reader.readexactly(int(headers["content-length"]))
 
     run(test())
 

@@ -9,16 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import uvloop
 from heddle.api.errors import ApiError
 from heddle.api.http import protocol
 from heddle.api.http.exchange import exchange_of
 
 from .conftest import RunningServer
-from .test_exchange import ENDS, answer_of, echo, head_of, serving
-from .test_hostile_http import run
-
-LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+from .raw_http import ENDS, LOOPS, answer_of, echo, head_of, run, serving
 
 
 async def refuse(scope: Any, receive: Any, send: Any) -> None:
@@ -61,8 +57,7 @@ def test_a_client_that_is_still_sending_gets_its_answer(new_loop: Any, framing: 
             assert (status, headers["connection"]) == (413, "close")
             assert await reader.read() == b'"too large"'
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(test())
+    run(test(), new_loop)
 
 
 @pytest.mark.parametrize("bound", ["LINGER_BYTES", "LINGER_SECONDS"])

@@ -9,7 +9,6 @@ import pytest
 from heddle.api.protocol.chat import ChatRequest
 from heddle.api.protocol.completions import CompletionRequest
 from heddle.api.protocol.generation import GenerationBody
-from heddle.api.protocol.tokenize import TokenizeRequest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
@@ -193,11 +192,14 @@ def test_what_both_endpoints_serve_is_read_by_both(path, kind, body):
     assert served - set(other.__struct_fields__) == set()
 
 
-def test_chunks_of_random_length_are_refused(server):
-    for options, status in (({"include_obfuscation": False}, 200), ({"include_obfuscation": True}, 400)):
-        answer = server.complete(stream=True, stream_options=options)
-        assert answer.status_code == status
-    assert refusal(answer)["param"] == "stream_options"
+@pytest.mark.parametrize("option", ["include_obfuscation", "continuous_usage_stats"])
+def test_an_option_of_streams_that_would_do_nothing_is_refused(server, option):
+    """Chunks of random length are not served, and usage so far goes only with usage."""
+    assert server.complete(stream=True, stream_options={option: False}).status_code == 200
+    for answer in (server.complete, server.chat):
+        error = refusal(answer(stream=True, stream_options={option: True}))
+        assert error["param"] == "stream_options"
+        assert option in error["message"]
 
 
 def test_no_alternatives_need_no_log_probabilities(server):
@@ -205,48 +207,3 @@ def test_no_alternatives_need_no_log_probabilities(server):
     assert server.chat(top_logprobs=0).status_code == 200
     assert server.chat(top_logprobs=0, logprobs=False).json()["choices"][0]["logprobs"] is None
     assert refusal(server.chat(top_logprobs=-1))["param"] == "top_logprobs"
-
-
-OF_TOKENIZE = frozenset({
-    "model", "prompt", "messages", "add_special_tokens", "return_token_strs", "add_generation_prompt",
-    "continue_final_message", "chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs",
-    "tools",
-})  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "body", [{"prompt": "hi"}, {"messages": [{"role": "user", "content": "hi"}]}], ids=list
-)
-def test_tokenize_ignores_no_field_of_vllms(server, body):
-    for field in OF_TOKENIZE:
-        error = refusal(server.client.post("/tokenize", json={**body, field: [[{}]]}))
-        assert error["param"] == field, error
-    for field, values in TokenizeRequest.UNSERVED.items():
-        for value in values:
-            assert server.client.post("/tokenize", json={**body, field: value}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"prompt": "hi", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"prompt": "hi", "add_generation_prompt": False}, "add_generation_prompt"),
-        ({"prompt": "hi", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
-        ({"messages": [{"role": "user", "content": "hi"}], "add_special_tokens": True}, "add_special_tokens"),
-        (
-            {"messages": [{"role": "user", "content": "hi"}], "continue_final_message": True},
-            "continue_final_message",
-        ),
-        ({"prompt": "hi", "chat_template": "{{ 1 }}"}, "chat_template"),
-    ],
-    ids=str,
-)
-def test_tokenize_refuses_what_it_would_not_heed(server, fields, param):
-    assert refusal(server.client.post("/tokenize", json=fields))["param"] == param
-
-
-def test_tokenize_takes_the_defaults_of_vllms_clients(server):
-    prompt = {"prompt": "hi", "add_special_tokens": True, "add_generation_prompt": True, "tools": None}
-    turns = {"messages": [{"role": "user", "content": "hi"}], "add_special_tokens": False, "tools": []}
-    for body in (prompt, turns):
-        assert server.client.post("/tokenize", json=body).status_code == 200

@@ -10,7 +10,8 @@ import weakref
 import pytest
 from heddle.api.errors import ClientGone
 from heddle.api.http.connection import while_connected
-from heddle.api.http.protocol import PRESENCE, HttpProtocol, Presence
+from heddle.api.http.presence import PRESENCE, Presence
+from heddle.api.http.protocol import HttpProtocol
 
 
 @pytest.fixture

@@ -101,7 +101,9 @@ def test_streams_under_pressure_are_the_answers_each_has_alone(server: Process) 
         together = list(pool.map(lambda body: streamed(server, body), bodies))
     swap_ins, swap_outs = counted(server, "swap_ins"), counted(server, "swap_outs")
     assert before < swap_ins <= swap_outs == counted(server, "preemptions")
-    assert swap_outs - swap_ins <= len(bodies[4::5]), "only what stops at a letter can end while it is swapped out"
+    assert swap_outs - swap_ins <= len(bodies[4::5]), (
+        "only what stops at a letter can end while it is swapped out"
+    )
     for one, other in zip(alone, together):
         assert other == one
     assert {choice["finish_reason"] for one in together for choice in one["choices"]} == {"length", "stop"}

@@ -8,15 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import uvloop
 from heddle.api.http import exchange, protocol
 from heddle.api.http.exchange import exchange_of
 
-from .test_exchange import ENDS, answer_of, echo, head_of, serving
-from .test_hostile_http import run
-
-LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-
+from .raw_http import ENDS, LOOPS, answer_of, echo, head_of, run, serving
 
 # ------------------------------------------------------------------ clients that say nothing
 
@@ -44,8 +39,7 @@ def test_a_head_that_does_not_come_ends_the_connection(
             assert await reader.read() == b""
             assert 0.1 < time.monotonic() - began < 5
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(test())
+    run(test(), new_loop)
 
 
 def test_a_head_that_comes_byte_by_byte_has_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +114,7 @@ def test_a_client_that_takes_nothing_is_given_up(
             assert taken < 32 << 20, "what the system's buffers held"
         assert gone == ([True] if how == "stream" else [])
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(test())
+    run(test(), new_loop)
 
 
 def test_a_client_that_takes_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +158,7 @@ def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch, new_loop
                 assert end.result() == b""
             assert 0.3 < time.monotonic() - began < 5
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(test())
+    run(test(), new_loop)
 
 
 def test_a_body_that_comes_slowly_but_steadily_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import heddle
 import jinja2
 import pytest
@@ -146,3 +148,53 @@ def test_loading_twice_and_unloading_twice(own_server):
     for status in (200, 404):
         gone = own_server.client.post("/v1/unload_lora_adapter", json={"lora_name": "a", "lora_int_id": 1})
         assert gone.status_code == status
+
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        (LOAD, {"lora_name": "", "lora_path": "a"}, 400, "lora_name"),
+        (LOAD, {"lora_name": "a b", "lora_path": "a"}, 400, "lora_name"),
+        (LOAD, {"lora_name": "x" * 200, "lora_path": "a"}, 400, "lora_name"),
+        (LOAD, {"lora_name": 5, "lora_path": "a"}, 400, "lora_name"),
+        (LOAD, {"lora_path": "a"}, 400, "lora_name"),
+        (LOAD, {"lora_name": "tiny", "lora_path": "a"}, 409, "lora_name"),
+        (LOAD, {"lora_name": "a", "lora_path": "b"}, 409, "lora_name"),
+        (LOAD, {"lora_name": "n", "lora_path": "/etc"}, 400, "lora_path"),
+        (LOAD, {"lora_name": "n", "lora_path": ""}, 400, "lora_path"),
+        (LOAD, {"lora_name": "n", "lora_path": "../a"}, 400, "lora_path"),
+        (LOAD, {"lora_name": "n", "lora_path": "hf:x"}, 400, "lora_path"),
+        (LOAD, {"lora_name": "n", "lora_path": None}, 400, "lora_path"),
+        (LOAD, {"lora_name": "n"}, 400, "lora_path"),
+        (LOAD, {"lora_name": "n", "lora_path": "a", "load_inplace": "yes"}, 400, "load_inplace"),
+        (LOAD, {"lora_name": "n", "lora_path": "a", "is_3d_lora_weight": True}, 400, "is_3d_lora_weight"),
+        (LOAD, {"lora_name": "n", "lora_path": "a", "pinned": True}, 400, "pinned"),
+        (LOAD, {"name": "n", "lora_name": "n", "lora_path": "a"}, 400, "name"),
+        (UNLOAD, {"lora_name": "nope"}, 404, "lora_name"),
+        (UNLOAD, {"lora_name": "a@7"}, 404, "lora_name"),
+        (UNLOAD, {}, 400, "lora_name"),
+        (UNLOAD, {"lora_name": "a", "lora_int_id": "x"}, 400, "lora_int_id"),
+        (UNLOAD, {"lora_name": "a", "force": True}, 400, "force"),
+    ],
+    ids=str,
+)
+def test_refusals_of_vllms_calls_name_vllms_fields(server, path, body, status, param):
+    answer = server.client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    if param.startswith("lora"):
+        assert not re.match(r"name|source|replace", error["message"])
+    assert [a["name"] for a in server.client.get("/adapters").json()["data"]] == ["a", "b"]
+
+
+def test_a_name_that_is_taken_is_told_of_vllms_way_to_replace_it(server):
+    answer = server.client.post(LOAD, json={"lora_name": "a", "lora_path": "b"})
+    assert answer.json()["error"]["message"].endswith("set load_inplace to make a new version of it")
+    answer = server.client.post(LOAD, json={"lora_name": "; set replace to", "lora_path": "b"})
+    assert answer.json()["error"]["message"].startswith("lora_name must be ")
+    gone = server.client.post(UNLOAD, json={"lora_name": "source must "}).json()["error"]["message"]
+    assert gone == "there is no adapter 'source must '"

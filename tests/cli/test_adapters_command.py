@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -193,14 +195,30 @@ def test_add_prints_warnings_on_stderr(heddle, server, adapter, folder):
 
 
 @pytest.mark.parametrize("missing", ["folder", "adapter_config.json", "adapter_model.safetensors"])
-def test_add_without_the_files_is_wrong_usage(heddle, server, folder, missing):
+def test_add_without_the_files_is_status_1(heddle, server, folder, missing):
     if missing == "folder":
         folder = folder / "nowhere"
     else:
         (folder / missing).unlink()
     result = heddle("adapters", "add", "pirate", str(folder), "--url", server.url)
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert ("--server-path" if missing == "folder" else missing) in result.stderr
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_file_that_cannot_be_read_is_status_1_and_named(heddle, server, folder, monkeypatch, file):
+    """Whoever runs the tests may be let in everywhere, so the refusal is planted."""
+    real = Path.open
+
+    def refusing(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    result = heddle("adapters", "add", "pirate", str(folder), "--url", server.url)
+    assert (result.exit_code, result.stderr) == (1, f"heddle: {folder / file}: Permission denied\n")
     assert server.asked == []
 
 

@@ -177,11 +177,11 @@ def test_wrong_usage_ends_with_status_2(args, reason, bench, server):
     assert not server.asked
 
 
-def test_a_data_set_that_is_none_ends_with_status_2(bench, tmp_path: Path):
+def test_a_data_set_that_is_none_ends_with_status_1(bench, tmp_path: Path):
     path = tmp_path / "set.jsonl"
     path.write_text("{}\n")
     result = bench("--dataset", str(path))
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "line 1" in result.output
 
 
@@ -222,7 +222,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_sent(bench, ser
 
     monkeypatch.setattr(builtins, "__import__", without)
     result = bench("--plot", str(tmp_path / "x.png"))
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "pip install 'heddle-serve[bench]'" in result.output
     assert not server.asked
 

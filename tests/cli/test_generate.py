@@ -23,10 +23,14 @@ def test_without_chat_the_prompt_is_continued(heddle, demo_base):
     assert (result.exit_code, result.stdout) == (0, " Paris.\n")
 
 
-def test_a_model_or_adapter_that_is_nowhere_is_status_2(heddle, tmp_path):
-    for args in (["nowhere/", "x"], [str(tmp_path), "x"], [str(tmp_path), "x", "--adapter", "nowhere"]):
+def test_a_model_that_is_nowhere_is_status_1_and_an_adapter_2(heddle, tmp_path):
+    for status, args in (
+        (1, ["nowhere/", "x"]),
+        (1, [str(tmp_path), "x"]),
+        (2, [str(tmp_path), "x", "--adapter", "nowhere"]),
+    ):
         result = heddle("generate", *args)
-        assert result.exit_code == 2
+        assert result.exit_code == status
         assert ("nowhere" if "nowhere" in str(args) else str(tmp_path)) in result.stderr
 
 

@@ -65,19 +65,21 @@ def test_the_method_alone_is_enough(heddle, tmp_path, method):
     serves(tmp_path / "out", put_back(reference, tmp_path / "out", method))
 
 
-def test_wrong_usage_is_status_2_and_names_what_is_wrong(heddle, model, tmp_path):
+def test_what_is_wrong_is_named_with_status_2_where_it_is_the_command_line_and_else_1(
+    heddle, model, tmp_path
+):
     out = ["-o", str(tmp_path / "out")]
-    for args, message in (
-        (["nowhere/", "--method", "gptq", *out], "nowhere"),
-        ([str(model), "--method", "gptq", "--bits", "5", *out], "bits 5"),
-        ([str(model), "--method", "awq", "--group-size", "64", *out], "group_size 64"),
-        ([str(model), "--method", "gptq", "--calibration", "nothing.txt", *out], "nothing.txt"),
-        ([str(model), "--method", "gptq", "-o", str(model)], "exists already"),
-        ([str(model), "--method", "fp4", *out], "fp4"),
-        ([str(model), "--method", "gptq"], "--output"),
+    for status, args, message in (
+        (1, ["nowhere/", "--method", "gptq", *out], "nowhere"),
+        (1, [str(model), "--method", "gptq", "--bits", "5", *out], "bits 5"),
+        (1, [str(model), "--method", "awq", "--group-size", "64", *out], "group_size 64"),
+        (1, [str(model), "--method", "gptq", "-o", str(model)], "exists already"),
+        (2, [str(model), "--method", "gptq", "--calibration", "nothing.txt", *out], "nothing.txt"),
+        (2, [str(model), "--method", "fp4", *out], "fp4"),
+        (2, [str(model), "--method", "gptq"], "--output"),
     ):
         result = heddle("quantize", *args)
-        assert result.exit_code == 2
+        assert result.exit_code == status
         assert message in result.output
     assert not (tmp_path / "out").exists()
 

@@ -118,6 +118,7 @@ SERVER_FLAGS = [
     (["--max-adapter-bytes", "1MB"], "max_adapter_bytes", 1_000_000),
     (["--max-body-bytes", "64KiB"], "max_body_bytes", 65536),
     (["--request-timeout", "2.5"], "request_timeout", 2.5),
+    (["--limit-concurrency", "9"], "limit_concurrency", 9),
     (["--data-dir", "/tmp/there"], "data_dir", Path("/tmp/there")),
     (["--database", "postgresql://db/heddle"], "database", "postgresql://db/heddle"),
     (["--blob-store", "s3://bucket"], "blob_store", "s3://bucket"),
@@ -218,12 +219,22 @@ def test_loopback_needs_no_key(heddle, started, model, host):
     assert heddle("serve", str(model), "--host", host).exit_code == 0
 
 
-def test_a_model_that_is_nowhere_is_refused_by_name(heddle, started, tmp_path):
-    assert "nowhere" in refused(heddle, started, "serve", str(tmp_path / "nowhere"))
+def test_a_model_that_is_nowhere_is_status_1_and_named(heddle, started, tmp_path):
+    result = heddle("serve", str(tmp_path / "nowhere"))
+    assert result.exit_code == 1
+    assert "nowhere" in result.stderr
+    assert started.config is None
 
 
-def test_an_adapter_folder_that_is_nowhere_is_refused_by_name(heddle, started, model):
-    assert "nowhere" in refused(heddle, started, "serve", str(model), "--adapter", "x=nowhere")
+def test_more_connections_than_files_may_be_open_are_refused(heddle, started, model):
+    reason = refused(heddle, started, "serve", str(model), "--limit-concurrency", "2000000000")
+    assert "--limit-concurrency 2000000000" in reason
+    assert "ulimit -n" in reason
+
+
+@pytest.mark.parametrize("where", ["nowhere", "~nobody-of-this-name/x"])
+def test_an_adapter_folder_that_is_nowhere_is_refused_by_name(heddle, started, model, where):
+    assert where in refused(heddle, started, "serve", str(model), "--adapter", f"x={where}")
 
 
 def test_one_name_for_two_adapters_is_refused(heddle, started, model, tmp_path):
@@ -241,6 +252,7 @@ def test_one_name_for_two_adapters_is_refused(heddle, started, model, tmp_path):
         ["m", "--pool-memory", "much"],
         ["m", "--pool-memory", "0"],
         ["m", "--max-num-seqs", "0"],
+        ["m", "--limit-concurrency", "0"],
         ["m", "--adapter", "nameless"],
         ["m", "--adapter", "=path"],
         ["m", "--lora-modules", '{"name": "x"}'],

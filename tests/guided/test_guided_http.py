@@ -72,6 +72,13 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
     ({"response_format": {"type": "structural_tag"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format"),
+    ({"response_format": {"type": "json_object", "json_schema": {"name": "x"}}}, "response_format"),
+    ({"response_format": {"type": "text", "json_schema": {"name": "x"}}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "shema": {}}}},
+        "response_format",
+    ),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": 1}}}, "response_format"),
     ({"response_format": {}}, "response_format"),

@@ -219,10 +219,12 @@ def test_tool_choice_none_leaves_the_tools_out(server, tokenizer):
     assert choice["finish_reason"] == "stop"
 
 
-def test_tokenize_counts_the_tools_too(server):
-    body = {"messages": [{"role": "user", "content": "hi"}]}
-    without = server.client.post("/tokenize", json=body).json()["count"]
-    assert server.client.post("/tokenize", json={**body, "tools": [WEATHER]}).json()["count"] > without + 20
+@pytest.mark.parametrize("tool", [WEATHER, {"type": "function", "function": {"name": "f", "strict": False}}])
+def test_tokenize_counts_the_tools_as_chat_does(server, tool):
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    assert server.chat(**body).status_code == 200
+    counted = server.client.post("/tokenize", json=body).json()["tokens"]
+    assert counted == server.engine.commands[-1].prompt_token_ids
 
 
 # ------------------------------------------------------------------ what guides it

@@ -53,7 +53,9 @@ async def _start(folder: Path, settings: dict[str, Any]) -> Memory:
         await client.start()
         assert client.pid is not None
         report = await client.memory()
-        while pool_taken(report) < POOL["pool_memory"] - 2 * LARGE_PAGE:  # an idle engine takes it page by page
+        while (
+            pool_taken(report) < POOL["pool_memory"] - 2 * LARGE_PAGE
+        ):  # an idle engine takes it page by page
             await asyncio.sleep(0.05)
             report = await client.memory()
         return Memory(status(client.pid, "VmRSS"), status(client.pid, "VmHWM"), report)

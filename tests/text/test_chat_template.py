@@ -6,7 +6,8 @@ import json
 import time
 
 import pytest
-from heddle.core.text.chat_template import ChatTemplate, ChatTemplateError, normalise_messages
+from heddle.core.text.chat_messages import normalise_messages
+from heddle.core.text.chat_template import ChatTemplate, ChatTemplateError
 from heddle.core.text.tokenizer import Tokenizer
 
 CHATML = (
@@ -191,11 +192,18 @@ def test_a_hostile_template_is_stopped(attack):
     assert time.monotonic() - started < 5
 
 
+CALLING = {
+    "role": "assistant",
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+
+
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
 def test_text_parts_are_kept_for_every_role_also_in_the_last_turn(role):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    chat = normalise_messages([{"role": "user", "content": "x"}, {"role": role, "content": parts}])
-    assert chat[1] == {"role": role, "content": "a\nb"}
+    answers = {"tool_call_id": "1"} if role == "tool" else {}
+    chat = normalise_messages([CALLING, {"role": role, "content": parts, **answers}])
+    assert chat[1] == {"role": role, "content": "a\nb", **answers}
     rendered = ChatTemplate({"default": CHATML}, {}).render(chat, add_generation_prompt=False)
     assert rendered.endswith(f"{role}\na\nb<|im_end|>\n")
 
@@ -212,7 +220,7 @@ def test_null_content_is_accepted_beside_tool_calls_of_an_assistant_alone():
         assert message["content"] == ""
         assert message["tool_calls"][0]["function"]["arguments"] == {}
         for wrong in ({"role": "assistant"}, {"role": "user"}, {"role": "user", "tool_calls": [call]}):
-            with pytest.raises(ChatTemplateError, match=r"messages\[0\]\.content"):
+            with pytest.raises(ChatTemplateError, match=r"messages\[0\]\.(content|tool_calls) "):
                 normalise_messages([{**wrong, **content}])
 
 

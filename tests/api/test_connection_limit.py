@@ -1,0 +1,273 @@
+"""As many connections as there may be: idle ones make room, busy ones stay, and who finds no room is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from heddle.api.config import ServerConfig
+from heddle.api.http import open_connections
+from heddle.core.config import EngineConfig
+
+from .conftest import RunningServer, running
+from .forked_server import ForkedServer, Forks
+from .raw_http import ENDS, LOOPS, PAIR, answer_of, echo, head_of, run, serving
+
+LIMIT = 4
+
+
+async def ask(pair: PAIR, path: bytes = b"/a") -> bytes:
+    reader, writer = pair
+    writer.write(b"GET %b %b\r\n" % (path, ENDS))
+    return await answer_of(reader)
+
+
+async def ended(pair: PAIR) -> bool:
+    """The server has closed it, with nothing said."""
+    try:
+        async with asyncio.timeout(0.05):
+            return await pair[0].read(1) == b""
+    except TimeoutError:
+        return False
+
+
+async def refused(pair: PAIR, path: bytes = b"/a") -> None:
+    reader, writer = pair
+    writer.write(b"GET %b %b\r\n" % (path, ENDS))
+    status, headers = await head_of(reader)
+    assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+    error = json.loads(await reader.readexactly(int(headers["content-length"])))["error"]
+    assert error["code"] == "overloaded"
+    assert await reader.read() == b""
+
+
+class Gate:
+    """An application whose /slow is answered when the gate is opened."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.waiting = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            self.waiting += 1
+            await self.open.wait()
+        await echo(scope, receive, send)
+
+    async def occupy(self, pair: PAIR) -> None:
+        """A request that is under way from here on."""
+        before = self.waiting
+        pair[1].write(b"GET /slow %b\r\n" % ENDS)
+        while self.waiting == before:  # noqa: ASYNC110 - it says nothing
+            await asyncio.sleep(0.001)
+
+
+@LOOPS
+def test_the_longest_idle_one_makes_room(new_loop: Any) -> None:
+    async def test() -> None:
+        async with serving(echo, LIMIT) as connect:
+            pairs = [await connect() for _ in range(LIMIT)]
+            for turn in (0, 1, 2, 3, 1):  # so 0, 2, 3, 1 is the order of their last answers
+                await ask(pairs[turn])
+            for number, victim in enumerate((0, 2, 3, 1)):
+                pairs.append(await connect())
+                await ask(pairs[-1])
+                assert await ended(pairs[victim])
+                still = [turn for turn in (0, 2, 3, 1)[number + 1 :] if await ended(pairs[turn])]
+                assert still == [], "one is enough"
+
+    run(test(), new_loop)
+
+
+@LOOPS
+def test_busy_ones_stay_and_who_finds_no_room_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, new_loop: Any
+) -> None:
+    monkeypatch.setattr(open_connections, "HEAD_GRACE", 0.05)
+
+    async def test() -> None:
+        gate = Gate()
+        async with serving(gate, LIMIT) as connect:
+            busy = [await connect() for _ in range(LIMIT)]
+            for pair in busy:
+                await gate.occupy(pair)
+            await asyncio.sleep(0.1)
+            for _ in range(3):
+                await refused(await connect())
+            gate.open.set()
+            for reader, _ in busy:
+                assert await answer_of(reader) == b"GET /slow "
+            newcomer = await connect()
+            assert await ask(newcomer) == b"GET /a "
+            assert [await ended(pair) for pair in busy] == [True, False, False, False]
+
+    run(test(), new_loop)
+
+
+def test_one_that_came_without_room_is_served_where_there_is_some_by_its_request() -> None:
+    async def test() -> None:
+        gate = Gate()
+        async with serving(gate, LIMIT) as connect:
+            busy = [await connect() for _ in range(LIMIT)]
+            for pair in busy:
+                await gate.occupy(pair)
+            newcomer = await connect()
+            await asyncio.sleep(0.01)
+            gate.open.set()
+            for reader, _ in busy:
+                await answer_of(reader)
+            assert await ask(newcomer) == b"GET /a "
+            assert [await ended(pair) for pair in busy].count(True) == 1
+            gate.open.clear()
+            for pair in (newcomer, *busy[1:]):
+                await gate.occupy(pair)
+            await refused(await connect())
+            gate.open.set()
+            assert await answer_of(newcomer[0]) == b"GET /slow ", "it is one of those that are served"
+
+    run(test())
+
+
+def test_one_that_leaves_makes_room() -> None:
+    async def test() -> None:
+        gate = Gate()
+        async with serving(gate, LIMIT) as connect:
+            busy = [await connect() for _ in range(LIMIT)]
+            for pair in busy:
+                await gate.occupy(pair)
+            busy[0][1].transport.abort()
+            await asyncio.sleep(0.05)
+            assert await ask(await connect()) == b"GET /a "
+            gate.open.set()
+
+    run(test())
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /a HT"], ids=["nothing", "a part of a head"])
+def test_those_that_owe_a_head_for_long_make_room(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """Else a client that opens connections and is silent would keep everybody out."""
+    monkeypatch.setattr(open_connections, "HEAD_GRACE", 0.1)
+
+    async def test() -> None:
+        async with serving(echo, LIMIT) as connect:
+            silent = [await connect() for _ in range(LIMIT)]
+            for _, writer in silent:
+                writer.write(sent)
+            await refused(await connect())
+            await asyncio.sleep(0.2)
+            assert await ask(await connect()) == b"GET /a "
+            assert [await ended(pair) for pair in silent] == [True, False, False, False]
+
+    run(test())
+
+
+def test_of_a_crowd_without_room_those_that_came_first_are_told_at_once() -> None:
+    async def test() -> None:
+        gate = Gate()
+        async with serving(gate, LIMIT) as connect:
+            for _ in range(LIMIT):
+                await gate.occupy(await connect())
+            crowd = [await connect() for _ in range(open_connections.MOST_SURPLUS + 20)]
+            for reader, _ in crowd[:20]:
+                status, headers = await head_of(reader)
+                assert (status, headers["connection"]) == (503, "close")
+                await reader.readexactly(int(headers["content-length"]))
+                assert await reader.read() == b""
+            for pair in crowd[20:]:
+                await refused(pair)
+            gate.open.set()
+
+    run(test())
+
+
+# ------------------------------------------------------------------ a whole server
+
+
+@pytest.fixture
+def small(base: Path, sources: Path, tmp_path: Path) -> Iterator[RunningServer]:
+    with running(tmp_path, base, adapter_roots=(sources,), limit_concurrency=LIMIT) as server:
+        yield server
+
+
+@contextmanager
+def all_busy(server: RunningServer) -> Iterator[None]:
+    """As many requests under way as there may be connections."""
+    server.engine.hang_after = 1
+    body = json.dumps({"prompt": "hi"}).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        for _ in range(LIMIT):
+            connection = stack.enter_context(socket.create_connection((host, int(port))))
+            connection.sendall(
+                b"POST /v1/completions %bcontent-length: %d\r\n\r\n%b" % (ENDS, len(body), body)
+            )
+        server.wait_until(lambda: len(server.engine.running) == LIMIT)
+        yield
+        assert len(server.engine.running) == LIMIT, "none was cut"
+        server.loop.call_soon_threadsafe(server.engine.released.set)
+        server.wait_until(lambda: not server.engine.running)
+
+
+def test_requests_are_refused_by_their_code_and_counted(small: RunningServer) -> None:
+    with all_busy(small):
+        answer = small.client.get("/v1/models")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+        assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
+        assert "x-request-id" in answer.headers
+    assert 'heddle_refused_requests_total{code="overloaded"} 1.0' in small.client.get("/metrics").text
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/health/"])
+def test_whether_it_is_alive_is_told_without_any_room(small: RunningServer, path: str) -> None:
+    with all_busy(small):
+        for _ in range(3):
+            answer = small.client.get(path)
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+
+
+# ------------------------------------------------------------------ the files that a process may have open
+
+
+def test_a_crowd_cannot_take_the_files_that_the_server_needs(base: Path, tmp_path: Path) -> None:
+    forks = Forks()
+    resource.prlimit(forks.pid, resource.RLIMIT_NOFILE, (320, 320))
+    server = ForkedServer(forks, engine={"model": str(base)}, data_dir=tmp_path, served_model_name="tiny")
+    try:
+        server.until_ready()
+        host, port = server.url.removeprefix("http://").split(":")
+        with ExitStack() as stack:
+            for _ in range(500):
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            for _ in range(3):
+                with httpx.Client(base_url=server.url, timeout=20) as client:
+                    assert client.get("/health").status_code == 200
+        assert server.complete().status_code == 200
+    finally:
+        server.kill()
+        forks.close()
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"), [(1024, 768), (65536, 65280), (320, 80), (resource.RLIM_INFINITY, 2**20 - 256)]
+)
+def test_the_limit_is_what_the_systems_own_leaves(
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (files, files))
+    config = ServerConfig(engine=EngineConfig(model="m"))
+    assert (config.most_connections, config.problem()) == (connections, None)
+    fits = msgspec.structs.replace(config, limit_concurrency=connections)
+    assert (fits.most_connections, fits.problem()) == (connections, None)
+    problem = msgspec.structs.replace(config, limit_concurrency=connections + 1).problem()
+    assert problem is not None
+    assert f"--limit-concurrency {connections + 1}" in problem
+    assert str(connections) in problem
