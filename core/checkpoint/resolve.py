@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def resolve(model: str, *, cache_dir: Path | None = None, progress: Progress = s
 
     `cache_dir` replaces the caches of conversions and of the hub. Raises `CheckpointError`.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # Path's own raises where there is no such user
     if model and path.is_dir():
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{model} is a folder without config.json, so it is no model")

@@ -234,7 +234,16 @@ def test_local_folders_are_taken_as_they_are_and_other_names_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(CheckpointError, match="no GGUF file"):
         resolve(str(tmp_path / "notes.txt"))
-    for name in ("/no/such/folder", "./model", "nothing.gguf", "a/b/c", "org/model.gguf", "", " "):
+    for name in (
+        "/no/such/folder",
+        "./model",
+        "nothing.gguf",
+        "a/b/c",
+        "org/model.gguf",
+        "",
+        " ",
+        "~nobody-of-this-name/x",
+    ):
         with pytest.raises(CheckpointError, match="no file or folder"):
             resolve(name)
 
