@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import psutil
 import torch
 
 from ...kernels.ops import Ops
 from ..config import EngineConfig
 from ..errors import EngineStartError
 from ..model.config import ModelConfig
+from .host_memory import available_memory
 from .runner import LOGIT_ROWS
 
 CPU_POOL_SHARE, CPU_POOL_LIMIT = 4, 4 << 30
@@ -101,18 +99,3 @@ def warm_up_rows(operations: Ops, device: torch.device, tokens: int) -> list[tup
         return [(min(4, tokens), 1)]
     numbers = getattr(operations, "BUILT_FOR_ROWS", (4,))
     return [(min(number, tokens), -(-number // tokens)) for number in numbers]
-
-
-def available_memory() -> int:
-    """Bytes of host memory this process can still take: the machine's, or its control group's where that is
-    less."""
-    available = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        current = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        held = current - int(stat["file"])  # the kernel gives cached files back
-    except (OSError, ValueError, KeyError):  # no control group, or one without a limit ("max")
-        return available
-    return max(0, min(available, limit - held))

@@ -49,7 +49,7 @@ from . import accelerator as accelerators
 from . import device as machine
 from .adapter_memory import PoolAdapterMemory
 from .grammars import Grammars
-from .host_memory import give_back, keep_freed
+from .host_memory import give_back
 from .memory_report import memory_report
 from .pool_setup import PoolPages, allocate_pool, block_order, pool_layout, pool_notes
 from .runner import Runner, adapters_at_fault
@@ -151,7 +151,6 @@ class Engine:
                 progress,
             )
         give_back()
-        keep_freed()
         self._pool_pages = PoolPages(self._pool)
         if config.step_log is not None:
             self._runner.open_log(Path(config.step_log))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import psutil
 import torch
 
 from ...kernels.large_pages import LARGE_PAGE
@@ -13,7 +12,7 @@ from ..config import EngineConfig
 from ..errors import EngineStartError
 from ..model.config import ModelConfig
 from .adapter_memory import MAX_POOL_BYTES
-from .host_memory import populate
+from .host_memory import available_memory, populate
 
 
 def pool_layout(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> PoolLayout:
@@ -73,7 +72,7 @@ class PoolPages:
     def take_one(self) -> bool:
         """False when there is none left to take, or not twice as much memory as they need."""
         missing = self._end - self._next
-        if missing and psutil.virtual_memory().available >= 2 * missing and populate(self._next, LARGE_PAGE):
+        if missing and available_memory() >= 2 * missing and populate(self._next, LARGE_PAGE):
             self._next += LARGE_PAGE
             return True
         return False

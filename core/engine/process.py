@@ -76,8 +76,11 @@ def _start(config: EngineConfig, connection: socket.socket, inbox: Inbox) -> Eng
 
     try:
         from .engine import Engine
+        from .host_memory import keep_freed
 
-        return Engine(config, progress, wake=lambda: inbox.put(None))
+        engine = Engine(config, progress, wake=lambda: inbox.put(None))
+        keep_freed()
+        return engine
     except EngineStartError as error:
         failed = Failed("invalid_request", str(error))
     except Exception as error:

@@ -67,6 +67,10 @@ _ACCOUNTS: Sequence[tuple[re.Pattern[str], Words]] = [
             NOTHING + ": the schema has more required properties than maxProperties",
         ),
         (
+            r"anyOf is empty",
+            NOTHING + ": no value of the schema's enum or const, or no alternative, is allowed",
+        ),
+        (
             r"required property '(?P<name>.*)' is unsatisfiable",
             NOTHING + ": the required property {name!r} can have no value",
         ),

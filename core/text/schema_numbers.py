@@ -21,8 +21,9 @@ DELICATE = frozenset({"multipleOf", "exclusiveMinimum", "exclusiveMaximum"})
 
 def settled(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema with its numbers so that llguidance decides them as decimals. Raises `NumberFault`."""
+    before = _Settling(schema)
     try:
-        result: Mapping[str, Any] = _Settling(schema).settled(schema, NOTHING_SAID)
+        result: Mapping[str, Any] = before.settled(schema, NOTHING_SAID)
     except OverflowError as error:
         raise Unsupported("the schema's numbers are not supported beyond what float64 holds") from error
     except RecursionError as error:
@@ -30,8 +31,10 @@ def settled(schema: Mapping[str, Any]) -> Mapping[str, Any]:
             "the schema's numbers are not supported beside so long a way of references"
         ) from error
     if result != schema:
+        after = _Settling(result)
         for ref in _refs(schema):
-            if any(f"/{word}/" in ref for word in ("allOf", *ALTERNATIVES)):
+            into = any(f"/{word}/" in ref for word in ("allOf", *ALTERNATIVES))
+            if into and after.target(ref) != before.target(ref):  # what is said around it went into it
                 raise Unsupported(
                     "the schema's numbers are not supported beside a $ref into one of its alternatives"
                 )
@@ -117,10 +120,10 @@ class _Settling:
         """Of what `ref` points at; where that leads on to itself, all there are."""
         if ref not in self._known:
             self._known[ref] = set(BOUNDS)
-            self._known[ref] = self._words(self._target(ref))
+            self._known[ref] = self._words(self.target(ref))
         return self._known[ref]
 
-    def _target(self, ref: str) -> Any:
+    def target(self, ref: str) -> Any:
         """What a pointer within the schema points at. Of other references nobody knows here: they may say anything."""
         place: Any = self._root
         if not ref.startswith("#") or ref[1:2] not in ("", "/"):

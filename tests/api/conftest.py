@@ -168,7 +168,7 @@ class RunningServer:
         """Run a coroutine in the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "it did not come true in time"

@@ -265,7 +265,10 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"$ref": "#"}, "nothing satisfies it"),
     ({**STRING, "pattern": "("}, "the pattern is wrong: unclosed group"),
     ({**STRING, "const": 1}, "nothing satisfies it"),
-    ({"enum": []}, "nothing satisfies it"),
+    (
+        {"enum": []},
+        "nothing satisfies it: no value of the schema's enum or const, or no alternative, is allowed",
+    ),
     ({**ARRAY, "minItems": 3, "maxItems": 2}, "nothing satisfies it: the schema's minItems 3 is above its maxItems 2"),
     (
         {**OBJECT, "required": ["a"], "additionalProperties": False},

@@ -260,3 +260,27 @@ def test_a_step_is_above_zero(step: float) -> None:
 def test_what_needs_nothing_is_left_as_it_is(schema: Schema) -> None:
     text = Grammar.json(schema)
     assert json.dumps(schema)[1:-1] in text or json.dumps(schema)[1:-1] in json.dumps(json.loads(text))[1:-1]
+
+
+def test_a_reference_into_an_alternative_is_served_beside_numbers_of_others() -> None:
+    kind = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"anyOf": [kind, {"type": "null"}]},
+            "b": {"$ref": "#/properties/a/anyOf/0"},
+            "p": {"type": "integer", "minimum": 1, "exclusiveMinimum": 0},
+        },
+        "required": ["a", "b", "p"],
+        "additionalProperties": False,
+    }
+    made = matcher(schema)
+    assert accepted(made, '{"a": null, "b": {"x": "y"}, "p": 1}')
+    assert not accepted(made, '{"a": null, "b": {"x": "y"}, "p": 0}')
+
+
+@pytest.mark.parametrize("values", [{"enum": [1, 2, 3]}, {"const": 3}])
+def test_listed_values_that_the_bounds_rule_out_are_refused_with_the_reason(values: Schema) -> None:
+    with pytest.raises(GrammarError, match="nothing satisfies it") as refused:
+        matcher({**values, "minimum": 7})
+    assert "enum or const" in str(refused.value)

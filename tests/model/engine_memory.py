@@ -12,7 +12,6 @@ from heddle.core.client import EngineClient
 from heddle.core.config import EngineConfig
 from heddle.core.engine.engine import Engine
 from heddle.core.memory import MemoryReport
-from heddle.kernels.large_pages import LARGE_PAGE
 
 from ..quant.packers import edit, quantize_model
 from .conftest import save_tiny
@@ -53,10 +52,9 @@ async def _start(folder: Path, settings: dict[str, Any]) -> Memory:
         await client.start()
         assert client.pid is not None
         report = await client.memory()
-        while (
-            pool_taken(report) < POOL["pool_memory"] - 2 * LARGE_PAGE
-        ):  # an idle engine takes it page by page
-            await asyncio.sleep(0.05)
+        taken = -1  # an idle engine takes it page by page, where the system lets it
+        while taken < (taken := pool_taken(report)):
+            await asyncio.sleep(1)
             report = await client.memory()
         return Memory(status(client.pid, "VmRSS"), status(client.pid, "VmHWM"), report)
     finally:

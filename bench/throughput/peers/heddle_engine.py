@@ -16,6 +16,7 @@ import msgspec
 from heddle import __version__
 from heddle.core.config import EngineConfig
 from heddle.core.engine.engine import Engine
+from heddle.core.engine.host_memory import keep_freed
 from heddle.core.errors import failure_of
 from heddle.core.messages import AdapterUse, Event, Generate, GetMemory, KnowAdapter, Outputs, Reply
 from heddle.core.model.config import ModelConfig
@@ -36,7 +37,8 @@ class HeddleEngine:
         self._engine = Engine(
             msgspec.convert(settings | dict(setup.options), EngineConfig), wake=self._woken.set
         )
-        while self._engine.use_idle_time():  # as the engine process until the first request
+        keep_freed()  # as the engine process does, and what it does until the first request
+        while self._engine.use_idle_time():
             pass
         self._files = tempfile.TemporaryDirectory(prefix="heddle-adapters-")
         self._keys = itertools.count(1)
