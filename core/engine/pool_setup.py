@@ -61,7 +61,7 @@ class PoolPages:
     """Takes memory for a CPU's pool before it is written to, one large page after another.
 
     A page that is written to for the first time is zeroed by the system, 3 to 7 ms for 2 MiB: of a prompt of 256 tokens
-    over the demo base that was 20 ms of 170. So whoever has nothing else to do does it ahead.
+    over the demo base that was 17 ms of 170. So whoever has nothing else to do does it ahead.
     """
 
     def __init__(self, pool: Pool) -> None:
