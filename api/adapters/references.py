@@ -9,9 +9,9 @@ from ..errors import ApiError, invalid
 
 
 def not_found(error: StoreError, ref: str) -> StoreError:
-    """`error`, which says that there is no `ref`; also how it is written, where it is not written so."""
+    """`error`, met at looking for `ref`. Where it says that there is none, also how one is written, if it is not so."""
     reference = Reference(ref)
-    if reference.bare or reference.valid:
+    if error.code != "adapter_not_found" or reference.bare or reference.valid:
         return error
     how = "behind the @ stands a version, of up to 9 digits, or 12 or more hex digits of a digest"
     return StoreError(error.code, f"{error.message}: {how}", error.param)

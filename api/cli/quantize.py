@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from .failure import REFUSED, fail
+from .failure import REFUSED, USAGE, fail
 from .progress import ProgressBars
 from .render import size
+from .values import FiniteRange
+
+if TYPE_CHECKING:
+    from ...core.quantize.settings import QuantizeSettings
 
 
 @click.command()
@@ -40,7 +44,7 @@ from .render import size
 )
 @click.option(
     "--damp",
-    type=float,
+    type=FiniteRange(0, 1, min_open=True, max_open=True),
     default=0.01,
     show_default=True,
     help="gptq: added to the diagonal of what is inverted, as a share of its mean.",
@@ -50,8 +54,18 @@ from .render import size
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A text like that which will be served. [default: the package's own]",
 )
-@click.option("--samples", type=int, help="Pieces of it, at most. [default: 128 for gptq, 32 for awq]")
-@click.option("--sample-tokens", type=int, default=256, show_default=True, help="Tokens in a piece.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    help="Pieces of it, at most. [default: 128 for gptq, 32 for awq]",
+)
+@click.option(
+    "--sample-tokens",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Tokens in a piece.",
+)
 def quantize(model: str, method: str, output: Path, **flags: Any) -> None:
     """Quantise MODEL, a float model, into the folder OUTPUT.
 
@@ -63,6 +77,8 @@ def quantize(model: str, method: str, output: Path, **flags: Any) -> None:
     from ...core.quantize.settings import QuantizeSettings
 
     settings = QuantizeSettings(method=method, **flags)  # type: ignore[arg-type]
+    if (contradiction := _contradiction(settings)) is not None:
+        fail(contradiction, USAGE)
     with ProgressBars() as bars:
         try:
             folder = resolve(model, progress=bars)
@@ -75,6 +91,31 @@ def quantize(model: str, method: str, output: Path, **flags: Any) -> None:
         except (ModelError, CheckpointError) as error:
             fail(str(error), REFUSED)
     click.echo(f"{output}: {size(_weights(output))}, from {size(_weights(folder))}")
+
+
+def _contradiction(settings: QuantizeSettings) -> str | None:
+    """What no model could be quantised by; None: nothing."""
+    from ...core.quantize.settings import BITS, MULTIPLE
+
+    method, bits, group_size = settings.method, settings.bits, settings.group_size
+    if bits is not None and bits not in BITS[method]:
+        return f"--bits {bits}: {method} has {' or '.join(map(str, BITS[method]))}"
+    grouped = group_size is not None and group_size != -1
+    if group_size is not None and grouped and (group_size < MULTIPLE or group_size % MULTIPLE):
+        return f"--group-size {group_size}: give -1 or a multiple of {MULTIPLE}"
+    foreign: dict[str, dict[str, object]] = {
+        "int8": {
+            "--group-size": grouped,
+            "--desc-act": settings.desc_act,
+            "--calibration": settings.calibration,
+            "--samples": settings.samples,
+        },
+        "gptq": {},
+        "awq": {"--desc-act": settings.desc_act, "--no-sym": not settings.sym},
+    }
+    return next(
+        (f"--method {method} takes no {flag}" for flag, given in foreign[method].items() if given), None
+    )
 
 
 def _weights(folder: Path) -> int:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 HEAD_GRACE = 5.0
 """Seconds in which a connection may bring a head before it, too, makes room for another."""
 MOST_SURPLUS = 64
-"""Connections beyond the limit whose heads are awaited, so that they are answered by what they ask for."""
+"""Connections beyond the limit whose heads are awaited, so that they are answered by what they ask for. Of those that
+were answered, so many may stay to read that."""
 
 
 class OpenConnections(ServerState):
@@ -67,8 +68,12 @@ class OpenConnections(ServerState):
             self._headless[connection] = asyncio.get_running_loop().time()
             return
         self._unheard[connection] = None
-        if len(self._surplus) > MOST_SURPLUS:
+        if len(self._unheard) > MOST_SURPLUS:
             next(iter(self._unheard)).turn_away()
+
+    def may_linger(self, connection: HttpProtocol) -> bool:
+        """Whether it may stay for what its client still sends. Surplus ones may while they are not too many."""
+        return connection not in self._surplus or len(self._surplus) <= MOST_SURPLUS
 
     def rest(self, connection: HttpProtocol) -> None:
         """Its last answer is sent, and nothing came since."""

@@ -68,6 +68,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Bytes since a head began or a piece of a body came, in whole slices."""
         self._lines = 0
         """Bytes of this head's, or trailer's, lines."""
+        self._in_head = False
+        """A part of a head came, and not all of it."""
         self._coding = b""
         """Of the request's body, where it is more than in chunks."""
         self._running: Exchange | None = None
@@ -147,6 +149,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.expect_100_continue = False
         self._coding = b""
         self._framing = self._lines = 0
+        self._in_head = True
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -184,6 +187,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         method, version = self.parser.get_method(), self.parser.get_http_version()
         if self._lines + len(method) + len(b"  HTTP/1.1\r\n\r\n") > MOST_HEAD:
             raise _Unfit(TOO_LONG)
@@ -260,7 +264,12 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._unread and not self.transport.is_closing():
             self._parse()
-        if self.timeout_keep_alive_task is not None:
+        if self.timeout_keep_alive_task is None:
+            return
+        if self._in_head:
+            self._unset_keepalive_if_required()
+            self._await_head()
+        else:
             self.server_state.rest(self)
 
     def _unset_keepalive_if_required(self) -> None:
@@ -328,11 +337,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._outgoing.clear()
 
     def close(self, *, linger: bool = True) -> None:
-        """When what was written is sent. `linger`: a client that is still sending a body gets the time to read that."""
+        """When what was written is sent. `linger`: a client that is still sending a body gets the time to read that, if
+        there is room for it meanwhile."""
         if self._linger_left is not None or self.transport.is_closing():
             return
         self._flush()
-        if linger and self.cycle is not None and self.cycle.more_body:
+        sending = self.cycle is not None and self.cycle.more_body
+        if linger and sending and self.server_state.may_linger(self):
             self._linger()
             return
         unsent = self.transport.get_write_buffer_size()

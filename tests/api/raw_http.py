@@ -44,8 +44,10 @@ def refusing(app: App) -> App:
 
 @asynccontextmanager
 async def serving(app: App, limit: int = 1000) -> AsyncIterator[Callable[[], Awaitable[PAIR]]]:
-    """What opens connections to a server of `app`, which serves `limit` of them at a time."""
-    config = uvicorn.Config(refusing(app), lifespan="off", ws="none", log_config=None, access_log=False)
+    """What opens connections to a server of `app`, which serves `limit` of them at a time. All is over in a minute."""
+    config = uvicorn.Config(
+        refusing(app), lifespan="off", ws="none", log_config=None, access_log=False, timeout_keep_alive=600
+    )
     config.load()
     state, opened = OpenConnections(limit), []
     server = await asyncio.get_running_loop().create_server(
@@ -58,7 +60,7 @@ async def serving(app: App, limit: int = 1000) -> AsyncIterator[Callable[[], Awa
         return pair
 
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield connect
             for writer in opened:
                 writer.close()

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 from heddle.api.config import ServerConfig
-from heddle.api.http import open_connections
+from heddle.api.http import open_connections, protocol
 from heddle.core.config import EngineConfig
 
 from .conftest import RunningServer, running
@@ -31,18 +31,26 @@ async def ask(pair: PAIR, path: bytes = b"/a") -> bytes:
     return await answer_of(reader)
 
 
-async def ended(pair: PAIR) -> bool:
-    """The server has closed it, with nothing said."""
-    try:
-        async with asyncio.timeout(0.05):
-            return await pair[0].read(1) == b""
-    except TimeoutError:
-        return False
+async def ends(pair: PAIR) -> None:
+    """The server closes it, with nothing said."""
+    assert await pair[0].read() == b""
 
 
-async def refused(pair: PAIR, path: bytes = b"/a") -> None:
+async def still_open(*pairs: PAIR) -> bool:
+    """By now the server has closed none of them."""
+    await asyncio.sleep(0.05)
+    return not any(reader.at_eof() for reader, _ in pairs)
+
+
+async def send_part_of_a_body(pair: PAIR) -> None:
+    """Its call is refused while the rest is to come."""
+    pair[1].write(b"POST /a %bcontent-length: 900000000000\r\n\r\nabc" % ENDS)
+    assert (await head_of(pair[0]))[0] == 503
+
+
+async def refused(pair: PAIR) -> None:
     reader, writer = pair
-    writer.write(b"GET %b %b\r\n" % (path, ENDS))
+    writer.write(b"GET /a %b\r\n" % ENDS)
     status, headers = await head_of(reader)
     assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
     error = json.loads(await reader.readexactly(int(headers["content-length"])))["error"]
@@ -81,9 +89,9 @@ def test_the_longest_idle_one_makes_room(new_loop: Any) -> None:
             for number, victim in enumerate((0, 2, 3, 1)):
                 pairs.append(await connect())
                 await ask(pairs[-1])
-                assert await ended(pairs[victim])
-                still = [turn for turn in (0, 2, 3, 1)[number + 1 :] if await ended(pairs[turn])]
-                assert still == [], "one is enough"
+                await ends(pairs[victim])
+                rest = [pairs[turn] for turn in (0, 2, 3, 1)[number + 1 :]]
+                assert await still_open(*rest), "one is enough"
 
     run(test(), new_loop)
 
@@ -92,7 +100,7 @@ def test_the_longest_idle_one_makes_room(new_loop: Any) -> None:
 def test_busy_ones_stay_and_who_finds_no_room_is_told_so(
     monkeypatch: pytest.MonkeyPatch, new_loop: Any
 ) -> None:
-    monkeypatch.setattr(open_connections, "HEAD_GRACE", 0.05)
+    monkeypatch.setattr(open_connections, "HEAD_GRACE", -1)
 
     async def test() -> None:
         gate = Gate()
@@ -100,7 +108,6 @@ def test_busy_ones_stay_and_who_finds_no_room_is_told_so(
             busy = [await connect() for _ in range(LIMIT)]
             for pair in busy:
                 await gate.occupy(pair)
-            await asyncio.sleep(0.1)
             for _ in range(3):
                 await refused(await connect())
             gate.open.set()
@@ -108,7 +115,26 @@ def test_busy_ones_stay_and_who_finds_no_room_is_told_so(
                 assert await answer_of(reader) == b"GET /slow "
             newcomer = await connect()
             assert await ask(newcomer) == b"GET /a "
-            assert [await ended(pair) for pair in busy] == [True, False, False, False]
+            await ends(busy[0])
+            assert await still_open(newcomer, *busy[1:])
+
+    run(test(), new_loop)
+
+
+@LOOPS
+def test_one_that_sent_a_part_of_a_head_before_its_answer_is_not_idle(new_loop: Any) -> None:
+    async def test() -> None:
+        async with serving(echo, LIMIT) as connect:
+            pairs = [await connect() for _ in range(LIMIT)]
+            for reader, writer in pairs[:-1]:
+                writer.write(b"GET /a %b\r\nGET /b HTT" % ENDS)
+                assert await answer_of(reader) == b"GET /a "
+            await ask(pairs[-1])
+            assert await ask(await connect()) == b"GET /a "
+            await ends(pairs[-1])
+            for reader, writer in pairs[:-1]:
+                writer.write(b"%b\r\n" % ENDS.removeprefix(b"HTT"))
+                assert await answer_of(reader) == b"GET /b "
 
     run(test(), new_loop)
 
@@ -126,7 +152,8 @@ def test_one_that_came_without_room_is_served_where_there_is_some_by_its_request
             for reader, _ in busy:
                 await answer_of(reader)
             assert await ask(newcomer) == b"GET /a "
-            assert [await ended(pair) for pair in busy].count(True) == 1
+            await ends(busy[0])
+            assert await still_open(newcomer, *busy[1:])
             gate.open.clear()
             for pair in (newcomer, *busy[1:]):
                 await gate.occupy(pair)
@@ -155,7 +182,7 @@ def test_one_that_leaves_makes_room() -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /a HT"], ids=["nothing", "a part of a head"])
 def test_those_that_owe_a_head_for_long_make_room(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     """Else a client that opens connections and is silent would keep everybody out."""
-    monkeypatch.setattr(open_connections, "HEAD_GRACE", 0.1)
+    monkeypatch.setattr(open_connections, "HEAD_GRACE", 600)
 
     async def test() -> None:
         async with serving(echo, LIMIT) as connect:
@@ -163,14 +190,20 @@ def test_those_that_owe_a_head_for_long_make_room(monkeypatch: pytest.MonkeyPatc
             for _, writer in silent:
                 writer.write(sent)
             await refused(await connect())
-            await asyncio.sleep(0.2)
-            assert await ask(await connect()) == b"GET /a "
-            assert [await ended(pair) for pair in silent] == [True, False, False, False]
+            monkeypatch.setattr(open_connections, "HEAD_GRACE", -1)
+            newcomer = await connect()
+            assert await ask(newcomer) == b"GET /a "
+            await ends(silent[0])
+            assert await still_open(newcomer, *silent[1:])
 
     run(test())
 
 
-def test_of_a_crowd_without_room_those_that_came_first_are_told_at_once() -> None:
+def test_of_a_crowd_without_room_those_that_came_first_are_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_GRACE", 600)
+
     async def test() -> None:
         gate = Gate()
         async with serving(gate, LIMIT) as connect:
@@ -187,6 +220,55 @@ def test_of_a_crowd_without_room_those_that_came_first_are_told_at_once() -> Non
             gate.open.set()
 
     run(test())
+
+
+def test_a_surplus_one_that_brings_no_head_soon_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_GRACE", 0.1)
+
+    async def test() -> None:
+        gate = Gate()
+        async with serving(gate, LIMIT) as connect:
+            for _ in range(LIMIT):
+                await gate.occupy(await connect())
+            await ends(await connect())
+            gate.open.set()
+
+    run(test())
+
+
+@LOOPS
+def test_surplus_ones_that_still_send_stay_to_read_their_refusal_while_they_are_not_too_many(
+    monkeypatch: pytest.MonkeyPatch, new_loop: Any
+) -> None:
+    monkeypatch.setattr(open_connections, "MOST_SURPLUS", 3)
+    monkeypatch.setattr(protocol, "LINGER_BYTES", 1 << 60)
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 600)
+
+    async def send(pair: PAIR, size: int) -> None:
+        for _ in range(size >> 16):
+            pair[1].write(bytes(1 << 16))
+            await pair[1].drain()
+
+    async def test() -> None:
+        gate = Gate()
+        async with serving(gate, LIMIT) as connect:
+            for _ in range(LIMIT):
+                await gate.occupy(await connect())
+            crowd = [await connect() for _ in range(3)]
+            for pair in crowd:
+                await send_part_of_a_body(pair)
+                await send(pair, 8 << 20)
+            await refused(await connect())
+            beyond = await connect()
+            await send_part_of_a_body(beyond)
+            with pytest.raises(ConnectionError):
+                await send(beyond, 1 << 40)
+            for pair in crowd:
+                await send(pair, 8 << 20)
+                assert b"overloaded" in await pair[0].read()
+            gate.open.set()
+
+    run(test(), new_loop)
 
 
 # ------------------------------------------------------------------ a whole server
@@ -232,6 +314,24 @@ def test_whether_it_is_alive_is_told_without_any_room(small: RunningServer, path
         for _ in range(3):
             answer = small.client.get(path)
             assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+
+
+@pytest.mark.parametrize("crowd", [open_connections.MOST_SURPLUS, open_connections.MOST_SURPLUS + 20])
+@pytest.mark.parametrize("sent", [b"POST /a %bcontent-length: 50000000\r\n\r\nabc" % ENDS, b"GET /a HT", b""])
+def test_whether_it_is_alive_is_told_beside_a_crowd_without_room(
+    small: RunningServer, crowd: int, sent: bytes
+) -> None:
+    """Whether it was refused and lingers over its bodies, or owes its heads."""
+    host, port = small.url.removeprefix("http://").split(":")
+    with all_busy(small), ExitStack() as stack:
+        for _ in range(crowd):
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            connection.sendall(sent)
+            if sent.startswith(b"POST"):
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+        for path in ("/health", "/ready", "/health", "/ready"):
+            assert small.client.get(path).status_code == 200
+        assert small.client.get("/v1/models").json()["error"]["code"] == "overloaded"
 
 
 # ------------------------------------------------------------------ the files that a process may have open

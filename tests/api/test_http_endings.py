@@ -62,16 +62,17 @@ def test_a_client_that_is_still_sending_gets_its_answer(new_loop: Any, framing: 
 
 @pytest.mark.parametrize("bound", ["LINGER_BYTES", "LINGER_SECONDS"])
 def test_what_is_let_go_is_bounded(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(protocol, bound, 1 << 20 if bound == "LINGER_BYTES" else 0.2)
+    monkeypatch.setattr(protocol, "LINGER_BYTES", 1 << 20 if bound == "LINGER_BYTES" else 1 << 60)
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.2 if bound == "LINGER_SECONDS" else 600)
 
     async def test() -> None:
         async with serving(refuse) as connect:
+            began, sent = time.monotonic(), 0
             reader, writer = await connect()
             writer.write(b"POST /a %bcontent-length: 900000000000\r\n\r\n" % ENDS)
             await head_of(reader)
-            began, sent = time.monotonic(), 0
             with suppress(ConnectionError):
-                while time.monotonic() < began + 10:
+                while True:
                     writer.write(bytes(1 << 16))
                     await writer.drain()
                     sent += 1 << 16
@@ -80,7 +81,7 @@ def test_what_is_let_go_is_bounded(monkeypatch: pytest.MonkeyPatch, bound: str) 
             if bound == "LINGER_BYTES":
                 assert sent < 32 << 20, "what the system's buffers hold comes on top"
             else:
-                assert 0.1 < time.monotonic() - began < 5
+                assert time.monotonic() - began > 0.1
 
     run(test())
 

@@ -65,23 +65,64 @@ def test_the_method_alone_is_enough(heddle, tmp_path, method):
     serves(tmp_path / "out", put_back(reference, tmp_path / "out", method))
 
 
-def test_what_is_wrong_is_named_with_status_2_where_it_is_the_command_line_and_else_1(
-    heddle, model, tmp_path
-):
+def test_what_the_model_rules_out_is_status_1(heddle, model, tmp_path):
     out = ["-o", str(tmp_path / "out")]
-    for status, args, message in (
-        (1, ["nowhere/", "--method", "gptq", *out], "nowhere"),
-        (1, [str(model), "--method", "gptq", "--bits", "5", *out], "bits 5"),
-        (1, [str(model), "--method", "awq", "--group-size", "64", *out], "group_size 64"),
-        (1, [str(model), "--method", "gptq", "-o", str(model)], "exists already"),
-        (2, [str(model), "--method", "gptq", "--calibration", "nothing.txt", *out], "nothing.txt"),
-        (2, [str(model), "--method", "fp4", *out], "fp4"),
-        (2, [str(model), "--method", "gptq"], "--output"),
+    for args, message in (
+        (["nowhere/", "--method", "gptq", *out], "nowhere"),
+        ([str(model), "--method", "awq", "--group-size", "64", *out], "group_size 64"),
+        ([str(model), "--method", "gptq", "--sample-tokens", "1000000", *out], "sample_tokens 1000000"),
+        ([str(model), "--method", "gptq", "-o", str(model)], "exists already"),
     ):
         result = heddle("quantize", *args)
-        assert result.exit_code == status
+        assert result.exit_code == 1
         assert message in result.output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--method gptq --calibration nothing.txt",
+        *[f"--method gptq --bits {bits}" for bits in ("5", "0", "-4", "four")],
+        "--method awq --bits 8",
+        "--method int8 --bits 4",
+        *[f"--method {method} --group-size {size}" for method in ("gptq", "awq") for size in (0, -2, 8, 40)],
+        *[f"--method gptq --damp {damp}" for damp in ("0", "1", "-0.1", "nan", "inf")],
+        *[f"--method awq --{what} {count}" for what in ("samples", "sample-tokens") for count in (0, -1)],
+        "--method awq --desc-act",
+        "--method awq --no-sym",
+        *[f"--method int8 {more}" for more in ("--group-size 64", "--desc-act", "--samples 8")],
+    ],
+)
+def test_what_no_model_could_be_quantised_by_is_status_2_and_nothing_is_begun(heddle, tmp_path, flags):
+    """No model is looked for: there is none."""
+    result = heddle("quantize", "nowhere/", *flags.split(), "-o", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert flags.split()[2] in result.output
+    assert "nowhere" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--method", "gptq"], "--output"),
+        (["-o", "out"], "--method"),
+        (["-o", "out", "--method", "fp4"], "fp4"),
+    ],
+)
+def test_a_known_method_and_an_output_are_asked_for(heddle, args, named):
+    result = heddle("quantize", "nowhere/", *args)
+    assert result.exit_code == 2
+    assert named in result.output
+
+
+def test_int8_takes_no_calibration(heddle, model, tmp_path):
+    text = str(tmp_path / "text.txt")
+    result = heddle(
+        "quantize", str(model), "--method", "int8", "--calibration", text, "-o", str(tmp_path / "out")
+    )
+    assert result.exit_code == 2
+    assert "--calibration" in result.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_status_1(heddle, model, tmp_path):
