@@ -95,9 +95,9 @@ class Prompts:
             )
         return await self._text(self._tokens, ids, bool(body.return_token_strs))
 
-    def _tokens(self, ids: list[int], with_texts: bool) -> TokenizeResponse:
-        texts = written([self._tokenizer.token_text(id) for id in ids]) if with_texts else None
-        return TokenizeResponse(len(ids), self._max_model_len, written(ids), texts)
+    def _tokens(self, ids: list[int], with_names: bool) -> TokenizeResponse:
+        names = written([self._tokenizer.token_name(id) for id in ids]) if with_names else None
+        return TokenizeResponse(len(ids), self._max_model_len, written(ids), names)
 
     async def detokenize(self, body: DetokenizeRequest) -> DetokenizeResponse:
         return DetokenizeResponse(await self._text(self._decode, body.tokens))

@@ -18,6 +18,7 @@ from .parser import ToolParser
 MAX_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+NO_ARGUMENTS: Mapping[str, Any] = {**NO_PARAMETERS, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class Toolset:
         """What a guided call's arguments obey."""
         if not (self.forced or tool.function.strict):
             return {"type": "object"}
-        schema = {"type": "object", **(tool.function.parameters or NO_PARAMETERS)}
+        parameters = tool.function.parameters or NO_PARAMETERS
+        schema = {"type": "object", **(NO_ARGUMENTS if _names_none(parameters) else parameters)}
         try:
             Grammar.json(schema)
         except GrammarError as error:
@@ -155,6 +157,16 @@ def _check(tool: Tool, where: str) -> None:
         )
     if function.parameters is not None and function.parameters.get("type", "object") != "object":
         raise invalid(f"{where}.parameters must be a schema of type object", "tools")
+
+
+def _names_none(parameters: Mapping[str, Any]) -> bool:
+    """Whether a function takes no arguments, as callers mean it: to JSON schema anything could be added to none."""
+    return not parameters.get("properties") and parameters.keys() <= {
+        "type",
+        "properties",
+        "required",
+        "title",
+    }
 
 
 def _definition(tool: Tool) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
 """A rendered chat beyond this is refused; the longest prompt a model takes is far below."""
+DEVELOPER = "developer"
+"""OpenAI's later name for the role of system messages."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """What `template_kwargs` may not replace, besides the special tokens."""
 
@@ -56,6 +58,7 @@ class ChatTemplate:
         self.sources = dict(sources)
         self.tool_source = sources.get("tool_use", sources.get("default", ""))
         """The template that is used where tools are given."""
+        self._knows_developers = any(DEVELOPER in source for source in sources.values())
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
@@ -92,7 +95,7 @@ class ChatTemplate:
         size = 0
         try:
             for part in template.generate(
-                messages=[dict(message) for message in messages],
+                messages=[self._in_known_role(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -115,6 +118,12 @@ class ChatTemplate:
         ) as error:
             raise ChatTemplateError(f"the chat template failed on these messages: {error}") from error
         return "".join(parts)
+
+    def _in_known_role(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A developer's message is a system's to templates that know no developers: most would leave it out."""
+        if message["role"] == DEVELOPER and not self._knows_developers:
+            return {**message, "role": "system"}
+        return dict(message)
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
         if tools is not None and "tool_use" in self._templates:

@@ -171,6 +171,10 @@ class Tokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
+    def token_name(self, token_id: int) -> str:
+        """One token as its vocabulary spells it (`Ġthe`); "" for an id without one."""
+        return self._token(token_id) or ""
+
     def is_special(self, token_id: int) -> bool:
         """Whether texts leave this token out."""
         return token_id in self._special_ids

@@ -351,6 +351,8 @@ def test_tokenize_and_detokenize(server):
     assert body == {"count": 2, "max_model_len": 256, "tokens": [104, 105], "token_strs": None}
     body = post("/tokenize", json={"prompt": "hi", "return_token_strs": True}).json()
     assert body["token_strs"] == ["h", "i"]
+    body = post("/tokenize", json={"prompt": " é", "return_token_strs": True}).json()
+    assert body["token_strs"] == ["Ġ", "Ã", "©"], "as the vocabulary spells them"
     body = post("/tokenize", json=TURN).json()
     assert body["tokens"] == [256, 258, *b"hi", 259]
     body = post("/tokenize", json={**TURN, "add_generation_prompt": False}).json()

@@ -45,6 +45,11 @@ def prompt_of(server: RunningServer, messages: list[dict[str, Any]]) -> str:
     return bytes(ids).decode()
 
 
+def told_as(role: str) -> str:
+    """A role as a template is told that knows no developers."""
+    return "system" if role == "developer" else role
+
+
 def refused_at(server: RunningServer, messages: list[dict[str, Any]], param: str) -> str:
     server.engine.reset()
     errors = [
@@ -61,8 +66,8 @@ def refused_at(server: RunningServer, messages: list[dict[str, Any]], param: str
 @pytest.mark.parametrize("name", ["a", "Ada Lovelace", "世界", "x" * 64])
 def test_a_name_reaches_the_template(server, role, name):
     text = prompt_of(server, [{"role": role, "name": name, "content": "hi"}])
-    assert text == f"{role}({name}): hi;"
-    assert prompt_of(server, [{"role": role, "name": None, "content": "hi"}]) == f"{role}: hi;"
+    assert text == f"{told_as(role)}({name}): hi;"
+    assert prompt_of(server, [{"role": role, "name": None, "content": "hi"}]) == f"{told_as(role)}: hi;"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +160,7 @@ def test_a_part_is_taken_where_openai_takes_it_and_it_is_text(server, kind, role
     answers = {"tool_call_id": "1"} if role == "tool" else {}
     chat = [calling("1"), {"role": role, "content": parts, **answers}]
     if (kind, role) in TAKEN:
-        assert f"{role}: so\n{PARTS[kind]}" in prompt_of(server, chat)
+        assert f"{told_as(role)}: so\n{PARTS[kind]}" in prompt_of(server, chat)
     else:
         told = refused_at(server, chat, "messages")
         assert told.startswith("messages[1].content[1]: parts of type ")

@@ -251,6 +251,23 @@ def test_the_engine_is_given_a_grammar(server, fields):
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
+NO_ARGUMENTS = [None, {}, {"type": "object"}, {"type": "object", "properties": {}, "required": []}]
+
+
+@pytest.mark.parametrize("parameters", NO_ARGUMENTS, ids=str)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_guided_call_of_a_function_without_arguments_has_none(server, parameters, strict):
+    def grammar(parameters: Any) -> str | None:
+        function = {"name": "ping", "strict": strict, "parameters": parameters}
+        choice = "auto" if strict else "required"
+        tools = [{"type": "function", "function": function}]
+        assert server.chat(tools=tools, tool_choice=choice).status_code == 200
+        return server.engine.commands[-1].params.grammar
+
+    closed = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert grammar(parameters) == grammar(closed) != grammar({**closed, "additionalProperties": True})
+
+
 @pytest.mark.parametrize("parallel", [None, True, False])
 def test_a_function_by_name_is_guided_to_one_call_however_many_are_allowed(server, parallel):
     def grammar(**fields: Any) -> str | None:

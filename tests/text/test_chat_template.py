@@ -257,3 +257,23 @@ def test_the_caller_s_messages_are_not_changed():
     before = json.dumps(messages)
     normalise_messages(messages)
     assert json.dumps(messages) == before
+
+
+KNOWN = (
+    "{% for m in messages %}{% if m.role in ['system', 'user'] %}"
+    "<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [(KNOWN, "system"), (CHATML, "system"), (KNOWN.replace("'user'", "'user', 'developer'"), "developer")],
+)
+def test_a_developers_message_is_a_systems_where_the_template_knows_no_developers(template, role):
+    messages = [{"role": "developer", "content": "In French."}, {"role": "user", "content": "Hi"}]
+    rendered = ChatTemplate({"default": template}, {}).render(messages)
+    assert rendered == ChatTemplate({"default": template}, {}).render(
+        [{**messages[0], "role": role}, messages[1]]
+    )
+    assert "In French." in rendered
+    assert role in rendered
