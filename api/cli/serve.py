@@ -28,7 +28,7 @@ DEMO_ADAPTERS = ("pirate", "json", "sql")
 DEMO_QUESTIONS = {
     "pirate": "Why is the sky blue?",
     "json": "Maria Silva is a 34-year-old surgeon from Lisbon who enjoys surfing. Keys: name, age, job, city",
-    "sql": "Table books (title, author, pages, price). What is the average price for each author?",
+    "sql": "Table employees (name, city, salary). What is the average salary for each city?",
 }
 
 

@@ -126,7 +126,7 @@ class Generation:
         self._check_count(sequences, params)
         least = sequences * (body.requested_max_tokens or 0) + sequences
         with (
-            self._accounts.open(tenant, sequences, least, _width_field(params)) as account,
+            self._accounts.open(tenant, sequences, least, _width_field(params, sequences)) as account,
             Selecting(self._adapters, self._base_name, caller) as selecting,
         ):
             selection = await selecting.selected(body.model, body.adapter)
@@ -189,7 +189,7 @@ class Generation:
     def _check_count(self, sequences: int, params: SamplingParams) -> None:
         most = self._engine.config.max_queued_requests
         if sequences > most:
-            field = _width_field(params)
+            field = _width_field(params, sequences)
             raise invalid(
                 f"{field}: the request makes {sequences} sequences, and at most {most} can be queued", field
             )
@@ -334,8 +334,10 @@ def _width(params: SamplingParams) -> int:
     return params.best_of or params.n
 
 
-def _width_field(params: SamplingParams) -> str:
-    """The request's field that says so."""
+def _width_field(params: SamplingParams, sequences: int) -> str:
+    """The request's field that makes so many sequences."""
+    if _width(params) == 1 < sequences:
+        return "prompt"
     return "n" if params.best_of is None else "best_of"
 
 

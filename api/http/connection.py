@@ -42,10 +42,14 @@ async def body_chunks(request: AnyRequest, limit: int) -> AsyncIterator[bytes]:
 
 
 def refuse_announced(request: AnyRequest, limit: int) -> None:
-    """Raises `body_too_large` where the call's headers already say so."""
+    """Raises `body_too_large` where the call's headers already say so, `invalid_request` for a body in an encoding."""
     for name, value in request.scope["headers"]:
         if name == b"content-length" and int(value) > limit:  # a number: else it were no HTTP
             raise _too_large(limit)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise invalid(
+                f"bodies in Content-Encoding {value.decode('latin-1')[:80]!r} are not read, only plain ones"
+            )
 
 
 async def _next_part(request: AnyRequest) -> tuple[bytes, bool]:

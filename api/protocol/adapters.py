@@ -64,6 +64,10 @@ class AdapterPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     version: Version | None = None
 
 
+class AdapterLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Nothing may be said."""
+
+
 class AdapterEvict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     to: Literal["host", "disk"] = "host"
 

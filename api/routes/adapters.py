@@ -13,6 +13,7 @@ from ..protocol.adapters import (
     AdapterCreate,
     AdapterEvict,
     AdapterList,
+    AdapterLoad,
     AdapterPatch,
     AdapterUpload,
     from_parts,
@@ -94,11 +95,14 @@ async def change(request: AnyRequest, name: str) -> Response[bytes]:
     status_code=200,
     opt=documented(
         {200: Adapter},
+        body=AdapterLoad,
+        body_optional=True,
         errors=("adapter_invalid", "capacity_exceeded", "adapter_not_found", "adapter_failed"),
     ),
 )
 async def load(request: AnyRequest, name: str) -> Response[bytes]:
     """Bring an adapter to the device now."""
+    await read_optional_json(request, AdapterLoad, server_of(request).config.max_body_bytes)
     return answer(await services_of(request).adapters.load(name, request.user))
 
 

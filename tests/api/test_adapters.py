@@ -67,6 +67,9 @@ def test_load_and_evict(own_server):
     assert post("/adapters/a/evict").json()["residency"] == "host"
     assert post("/adapters/a/evict", json={"to": "disk"}).json()["residency"] == "disk"
     assert post("/adapters/a/evict", json={"to": "moon"}).json()["error"]["param"] == "to"
+    for call in ("load", "evict"):
+        assert post(f"/adapters/a/{call}", json={"foo": 1}).json()["error"]["param"] == "foo"
+        assert post(f"/adapters/a/{call}", json={}).status_code == 200
     refused(post("/adapters/x/load"), 404, "adapter_not_found")
     refused(post("/adapters/x/evict"), 404, "adapter_not_found")
 

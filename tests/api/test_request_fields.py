@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 BIG = 5279552648203111001
@@ -325,10 +327,28 @@ def test_every_sequence_has_a_seed_of_its_own(server):
     assert len({command.params.seed for command in server.engine.commands}) == 6
 
 
-def test_more_sequences_than_can_queue_are_refused_before_any_is_made(server):
-    error = refusal(server.complete(prompt=["a"] * 1024, n=128))
-    assert error["param"] == "n"
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"n": 128}, "n"), ({"best_of": 128}, "best_of"), ({}, "prompt"), ({"n": 1}, "prompt")],
+)
+def test_more_sequences_than_can_queue_are_refused_before_any_is_made(server, monkeypatch, fields, param):
+    engine = server.state.services.engine
+    monkeypatch.setattr(engine, "config", msgspec.structs.replace(engine.config, max_queued_requests=1000))
+    error = refusal(server.complete(prompt=["a"] * 1024, **fields))
+    assert error["param"] == param
     assert not server.engine.commands
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", ""])
+@pytest.mark.parametrize("path", ["/v1/completions", "/adapters", "/tokenize"])
+def test_a_body_in_an_encoding_is_refused_as_that(server, path, encoding):
+    headers = {"content-encoding": encoding, "content-type": "application/json"}
+    error = refusal(server.client.post(path, content=gzip.compress(b'{"prompt": "x"}'), headers=headers))
+    assert "Content-Encoding" in error["message"]
+    headers["content-encoding"] = "Identity"
+    assert (
+        server.client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers).status_code == 200
+    )
 
 
 def test_a_body_above_the_limit_is_413_whether_announced_or_not(server):
