@@ -12,7 +12,6 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Literal
 
 from .config import EngineConfig
@@ -67,8 +66,8 @@ class EngineClient:
         self.stats = Stats()
         self.adapters: dict[str, AdapterState] = {}
         """Of every known adapter, by digest, as the engine last reported it."""
-        self.not_finite: dict[str, datetime] = {}
-        """When an adapter last made a sequence's logits overflow, by digest; of those that did."""
+        self.not_finite: set[str] = set()
+        """Digests of adapters that made a sequence's logits overflow."""
         self.restarts = 0
         self._on_progress = on_progress
         self._launched: LaunchedEngine | None = None
@@ -192,7 +191,7 @@ class EngineClient:
         """No new sequence will name it; those that do go on."""
         self._known.pop(digest, None)
         self.adapters.pop(digest, None)
-        self.not_finite.pop(digest, None)
+        self.not_finite.discard(digest)
         if self._child is not None and self.ready is not None:
             self._child.send([ForgetAdapter(digest)])
 
@@ -340,9 +339,7 @@ class EngineClient:
         self.stats = _empty(ready.num_blocks)
 
     def _take(self, step: Outputs) -> None:
-        for digest in step.not_finite:
-            if digest in self._known:
-                self.not_finite[digest] = datetime.now(UTC)
+        self.not_finite.update(digest for digest in step.not_finite if digest in self._known)
         streams = self._streams
         for output in step.outputs:
             stream = streams.get(output.key)

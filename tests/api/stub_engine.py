@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
-from datetime import datetime
 from typing import Any
 
 from heddle.core.config import EngineConfig
@@ -65,7 +64,7 @@ class StubEngine:
         self.stats = Stats()
         self.pid = os.getpid()
         self.adapters: dict[str, AdapterState] = {}
-        self.not_finite: dict[str, datetime] = {}
+        self.not_finite: set[str] = set()
         self.paths: dict[str, str] = {}
         self.tenants: dict[str, TenantShare] = {}
         self.restarts = 0

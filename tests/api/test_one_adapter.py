@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -180,36 +178,34 @@ def test_an_adapter_whose_numbers_overflow_is_named_and_is_not_the_servers_fault
     assert text(server.complete(adapter="sound")) == right["sixteen"]
 
 
-def overflows(server: Process, ref: str) -> list[datetime]:
-    """When an adapter's requests had logits that were not finite, as its warnings say."""
+def overflows(server: Process, ref: str) -> bool:
+    """Whether an adapter's requests had logits that were not finite, as its warnings say."""
     shown = server.client.get(f"/adapters/{ref}").json()
     assert (shown["status"], shown["error"]) == ("ready", None), "others of its requests may do"
-    found = [re.search(r"overflow, last at (\S+);", warning) for warning in shown["warnings"]]
-    return [datetime.fromisoformat(match[1]) for match in found if match]
+    return any("logits overflow" in warning for warning in shown["warnings"])
 
 
-def test_an_adapters_warnings_say_that_its_numbers_overflowed_and_when(server: Process) -> None:
+def test_an_adapters_warnings_say_that_its_numbers_overflowed(server: Process) -> None:
+    server.client.delete("/adapters/absurd")  # the same weights: what is known of them would be known of both
     assert register(server, "warned", "absurd").status_code == 201
     register(server, "sound", "sixteen")
-    server.client.delete("/adapters/absurd")  # the same weights: what is known of them is known of both
     server.client.post("/adapters/warned/evict", json={"to": "disk"})
     for ref in ("sound", [{"name": "sound", "weight": 1.0}]):
         assert server.complete(adapter=ref).status_code == 200
-    before = datetime.now(UTC).replace(microsecond=0)
+    assert not overflows(server, "warned")
     assert failure(server.complete(adapter="warned"))[1] == "adapter_failed"
-    (when,) = overflows(server, "warned")
-    assert before <= when <= datetime.now(UTC)
-    assert overflows(server, "warned@1") == [when]
+    assert overflows(server, "warned")
+    assert overflows(server, "warned@1")
     listed = server.client.get("/adapters/warned/versions").json()["data"]
     assert [any("overflow" in warning for warning in one["warnings"]) for one in listed] == [True]
     assert server.client.post("/adapters/warned/evict", json={"to": "disk"}).json()["status"] == "ready"
-    assert overflows(server, "warned") == [when]
-    assert overflows(server, "sound") == []
+    assert overflows(server, "warned")
+    assert not overflows(server, "sound")
 
     assert register(server, "warned", "five", replace=True).json()["warnings"] == []
     assert server.complete(adapter="warned").status_code == 200
-    assert overflows(server, "warned") == []
-    assert overflows(server, "warned@1") == [when], "that one is as it was"
+    assert not overflows(server, "warned")
+    assert overflows(server, "warned@1"), "that one is as it was"
 
 
 def test_weights_that_a_request_chose_are_not_held_against_an_adapter(server: Process) -> None:
@@ -221,4 +217,5 @@ def test_weights_that_a_request_chose_are_not_held_against_an_adapter(server: Pr
     for chosen in ([("brink", 100.0)], [("brink", -100.0)], [("absurd", 1.0), ("sound", 1.0)]):
         adapters = [{"name": name, "weight": weight} for name, weight in chosen]
         assert failure(server.complete(adapter=adapters))[1] == "adapter_failed"
-        assert overflows(server, "brink") == overflows(server, "sound") == []
+        assert not overflows(server, "brink")
+        assert not overflows(server, "sound")
