@@ -67,16 +67,18 @@ def test_a_request_that_could_never_be_let_in_is_not_told_to_come_again(
     world: TenantServer, name: str, limit: str
 ):
     client = tenant(world, name, **{limit: 3})
-    wrong = [{"n": 4}, {"prompt": ["a", "b"], "n": 2}, {"prompt": ["a"] * 4}, {"best_of": 4, "n": 2}]
-    for fields in wrong:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"n": 4}, "n"),
+        ({"prompt": ["a", "b"], "n": 2}, "n"),
+        ({"prompt": ["a"] * 4}, "prompt"),
+        ({"best_of": 4, "n": 2}, "best_of"),
+    ]
+    for fields, param in wrong:
         for stream in (False, True) if "best_of" not in fields else (False,):
             answer = complete(client, stream=stream, **fields)
             assert answer.status_code == 400, answer.text
             error = answer.json()["error"]
-            assert (error["code"], error["param"]) == (
-                "invalid_request",
-                "best_of" if "best_of" in fields else "n",
-            )
+            assert (error["code"], error["param"]) == ("invalid_request", param)
             assert f"{limit} = 3" in error["message"]
             assert "retry-after" not in answer.headers
     assert not world.server.engine.commands
