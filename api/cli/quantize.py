@@ -107,6 +107,7 @@ def _contradiction(settings: QuantizeSettings) -> str | None:
         "int8": {
             "--group-size": grouped,
             "--desc-act": settings.desc_act,
+            "--no-sym": not settings.sym,
             "--calibration": settings.calibration,
             "--samples": settings.samples,
         },

@@ -6,7 +6,7 @@ import asyncio
 import json
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,13 @@ class Gate:
         while self.waiting == before:  # noqa: ASYNC110 - it says nothing
             await asyncio.sleep(0.001)
 
+    async def full_house(self, connect: Callable[[], Awaitable[PAIR]]) -> list[PAIR]:
+        """As many connections as there may be, with a request under way on each."""
+        pairs = [await connect() for _ in range(LIMIT)]
+        for pair in pairs:
+            await self.occupy(pair)
+        return pairs
+
 
 @LOOPS
 def test_the_longest_idle_one_makes_room(new_loop: Any) -> None:
@@ -105,9 +112,7 @@ def test_busy_ones_stay_and_who_finds_no_room_is_told_so(
     async def test() -> None:
         gate = Gate()
         async with serving(gate, LIMIT) as connect:
-            busy = [await connect() for _ in range(LIMIT)]
-            for pair in busy:
-                await gate.occupy(pair)
+            busy = await gate.full_house(connect)
             for _ in range(3):
                 await refused(await connect())
             gate.open.set()
@@ -143,9 +148,7 @@ def test_one_that_came_without_room_is_served_where_there_is_some_by_its_request
     async def test() -> None:
         gate = Gate()
         async with serving(gate, LIMIT) as connect:
-            busy = [await connect() for _ in range(LIMIT)]
-            for pair in busy:
-                await gate.occupy(pair)
+            busy = await gate.full_house(connect)
             newcomer = await connect()
             await asyncio.sleep(0.01)
             gate.open.set()
@@ -168,9 +171,7 @@ def test_one_that_leaves_makes_room() -> None:
     async def test() -> None:
         gate = Gate()
         async with serving(gate, LIMIT) as connect:
-            busy = [await connect() for _ in range(LIMIT)]
-            for pair in busy:
-                await gate.occupy(pair)
+            busy = await gate.full_house(connect)
             busy[0][1].transport.abort()
             await asyncio.sleep(0.05)
             assert await ask(await connect()) == b"GET /a "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from typing import Any
 
@@ -337,29 +336,6 @@ def test_more_sequences_than_can_queue_are_refused_before_any_is_made(server, mo
     error = refusal(server.complete(prompt=["a"] * 1024, **fields))
     assert error["param"] == param
     assert not server.engine.commands
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", ""])
-@pytest.mark.parametrize("path", ["/v1/completions", "/adapters", "/tokenize"])
-def test_a_body_in_an_encoding_is_refused_as_that(server, path, encoding):
-    headers = {"content-encoding": encoding, "content-type": "application/json"}
-    error = refusal(server.client.post(path, content=gzip.compress(b'{"prompt": "x"}'), headers=headers))
-    assert "Content-Encoding" in error["message"]
-    headers["content-encoding"] = "Identity"
-    assert (
-        server.client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers).status_code == 200
-    )
-
-
-def test_a_body_above_the_limit_is_413_whether_announced_or_not(server):
-    refusal(server.client.post("/v1/completions", content=b" " * 9_000_000), 413, "body_too_large")
-
-    def chunks():
-        for _ in range(50):
-            yield b" " * 1_000_000
-
-    refusal(server.client.post("/v1/completions", content=chunks()), 413, "body_too_large")
-    assert server.complete().status_code == 200
 
 
 @pytest.mark.parametrize("length", [63, 64, 65])

@@ -91,7 +91,7 @@ def test_what_the_model_rules_out_is_status_1(heddle, model, tmp_path):
         *[f"--method awq --{what} {count}" for what in ("samples", "sample-tokens") for count in (0, -1)],
         "--method awq --desc-act",
         "--method awq --no-sym",
-        *[f"--method int8 {more}" for more in ("--group-size 64", "--desc-act", "--samples 8")],
+        *[f"--method int8 {more}" for more in ("--group-size 64", "--desc-act", "--no-sym", "--samples 8")],
     ],
 )
 def test_what_no_model_could_be_quantised_by_is_status_2_and_nothing_is_begun(heddle, tmp_path, flags):
