@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from .attention import paged_attention
 from .embedding import embedding
+from .linear_int8 import linear_int8
 from .linear_w4 import linear_w4
 from .linear_w8a8 import linear_w8a8
-from .linears import linear, linear_int8, linear_invariant
+from .linears import linear, linear_invariant
 from .lora import add_lora
 from .norm_rope import add_rms_norm, rms_norm, rope_and_write_kv, silu_mul
 from .team import set_num_threads

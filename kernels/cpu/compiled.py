@@ -42,3 +42,13 @@ def inner(function: Function) -> Function:
     return numba.njit(
         nogil=True, cache=CACHED, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
     )(function)
+
+
+def entry(kernel: Callable[..., None], *arguments: Any) -> Callable[..., None]:
+    """What a compiled function runs for arguments of these types, once it has been called with such: saves their
+    choice at each further call, 0.3 to 0.5 us of 1.3 to 1.6.
+    """
+    overloads = getattr(kernel, "overloads", None)
+    if overloads is None:  # compiled by nobody, as with NUMBA_DISABLE_JIT
+        return kernel
+    return overloads[tuple(map(numba.typeof, arguments))].entry_point

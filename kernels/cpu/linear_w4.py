@@ -33,18 +33,14 @@ from ..dense_weight import PANEL
 from ..packed_weight import WORD_BITS, PackedWeight
 from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
-from .linears import CACHED_VALUES, scaled
-from .panels import ROWS, Tile, call_tiles
+from .linears import CACHED_VALUES, PART_VALUES, STRIP, part_of_product, row_bands, scaled
+from .panels import ROWS, Tile
 from .recording import empty, launch
 from .team import share
-from .vector_ir import fused, pointers, prefetch, splat, widened
+from .vector_ir import call_tiles, fused, pointers, prefetch, splat, widened
 
-STRIP = 12
-"""Panels worked on together: a multiple of those in each tile."""
 PART_PRODUCTS = 150_000
 """Products in one part of the work: about 3 microseconds of one core."""
-PART_VALUES = 16384
-"""Activations put in order in one part of the work: about as long."""
 UNPACKING = 2
 """What making a float of a code costs, in products."""
 AHEAD = 32
@@ -63,7 +59,6 @@ class _Codes:
     panels_at_once: ClassVar = {1: 6, 2: 6, 3: 4, 4: 3, 5: 2, 6: 2}
     """By rows of the tile."""
     vectors = 1
-    constants: ClassVar[list[Any]] = []
     zero = ir.Constant(_REALS, [0.0] * PANEL)
 
     def __init__(self, bits: int) -> None:
@@ -87,7 +82,7 @@ class _Codes:
     def add(self, b: Any, total: Any, x: Any, w: Any) -> Any:
         return fused(b, x, w, total)
 
-    def outputs(self, b: Any, sums: list[Any], constant: list[Any]) -> Any:
+    def outputs(self, b: Any, sums: list[Any]) -> Any:
         return sums[0]
 
 
@@ -173,7 +168,7 @@ def _packed_products(
             b.gep(arrays[7], [column]), b.gep(arrays[8], [column]), group_size, groups,
         ]  # fmt: skip
         name = f"heddle.packed.{width}.{scale_type}"
-        call_tiles(b, rows, name, operands, lambda count: _PackedTile(count, width, scale_type))
+        call_tiles(b, rows, name, operands, lambda count: _PackedTile(count, width, scale_type), ROWS)
         return context.get_dummy_value()
 
     word = types.int64
@@ -183,15 +178,15 @@ def _packed_products(
 
 
 @inner
-def _columns(part, parts, out, x, rows, codes, scales, zeros, bits, group_size, size, bias, k):  # type: ignore[no-untyped-def]
-    """One part of the columns of out [rows, size] = x [rows, k] @ weight [size, k] transposed + bias."""
+def _columns(part, parts, bands, out, x, rows, codes, scales, zeros, bits, group_size, size, bias, k):  # type: ignore[no-untyped-def]
+    """One part of out [rows, size] = x [rows, k] @ weight [size, k] transposed + bias."""
     panels, groups = (size + PANEL - 1) // PANEL, (k + group_size - 1) // group_size
-    begin, end = panels * part // parts, panels * (part + 1) // parts
+    top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
     block = max(1, CACHED_VALUES // (k * ROWS)) * ROWS
     step, none = STRIP * PANEL, np.empty(0, np.float32)
     sums = np.empty(ROWS * step, np.float32)
-    for first in range(0, rows, block):
-        last = min(first + block, rows)
+    for first in range(top, bottom, block):
+        last = min(first + block, bottom)
         for q in range(begin, end, STRIP):
             count, n = min(STRIP, end - q), q * PANEL
             width, t = min(count * PANEL, size - n), first
@@ -232,10 +227,11 @@ def _product(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     real, octet, word = np.float32(0), np.uint8(0), np.int32(0)
     full, groups = (size + PANEL - 1) // PANEL * PANEL, (k + group_size - 1) // group_size
+    bands = row_bands(words, rows)
     share(
-        words, parts, _columns,
+        words, bands * max(1, parts // bands), _columns,
         (
-            array_at(out, real, (rows * size,)), array_at(x, real, (rows * k,)), rows,
+            bands, array_at(out, real, (rows * size,)), array_at(x, real, (rows * k,)), rows,
             array_at(codes, word, (full * k * bits // WORD_BITS,)), array_at(scales, kind, (full * groups,)),
             array_at(zeros, octet, (full * groups,)), bits, group_size, size,
             array_at(bias, real, (size if bias else 0,)), k,

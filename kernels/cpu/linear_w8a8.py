@@ -1,14 +1,15 @@
 """Linear layers with weights and activations in int8: each row of activations has its own scale and outliers.
 
-Two passes. First every row becomes codes, a scale and a list of outliers. Then whoever has some columns of the output
-multiplies codes by weights (integers, exact in any order) and adds each row's outliers in the order of their columns.
-No row's result depends on another; what rows share is the work of widening weights.
+First every row becomes codes, a scale and a list of outliers: few rows by each thread for itself, since that takes
+less than what another core wrote takes to arrive. Then whoever has some part of the output multiplies codes by weights
+(integers, exact in any order) and adds each row's outliers in the order of their columns. No row's result depends on
+another; what rows share is the work of widening weights.
 
-The weights stay the int8 that `linear_int8` reads. Where the processor multiplies four uint8 by int8 at once (with
-AVX512-VNNI) codes are uint8, 128 for zero, and weights are put in another order in registers; elsewhere codes are int16
-and weights are widened, once for all rows of a tile. The sums are the same integers, so the results are the same bits.
-Against `linear_int8`, in GOP/s of one core (AMD EPYC, Zen 3; the better of two turns on a machine that others use too;
-with an outlier in every row it loses 2 to 15 %):
+The weights stay the int8 that `linear_int8` reads. Where the processor multiplies four of them at once (AVX512-VNNI)
+codes are int8, one digit a row (`digits`); elsewhere they are int16 and weights are widened, once for all rows of a
+tile. The sums are the same integers, so the results are the same bits. Against float32 x int8, in GOP/s of one core
+(AMD EPYC, Zen 3; the better of two turns on a machine that others use too; with an outlier in every row it loses 2 to
+15 %):
 
     K x N       1 row       4 rows      16 rows      64 rows      256 rows
     576 x 576   30 -> 32    63 -> 79    82 -> 112    90 -> 128    88 -> 127
@@ -17,12 +18,12 @@ with an outlier in every row it loses 2 to 15 %):
 
 and, four at once, on a Zen 4:
 
-    576 x 960   42 -> 78    83 -> 184   99 -> 284    102 -> 325   98 -> 338
-    576 x 3072  44 -> 93    89 -> 228   101 -> 313   99 -> 343    93 -> 325
-    1536 x 576  40 -> 67    87 -> 220   101 -> 307   103 -> 342   103 -> 354
+    576 x 960   43 -> 72    82 -> 209   98 -> 317    101 -> 367   98 -> 384
+    576 x 3072  50 -> 92    88 -> 255   100 -> 355   101 -> 389   94 -> 385
+    1536 x 576  46 -> 65    87 -> 232   100 -> 344   103 -> 385   102 -> 398
 
-It is the faster one for any number of rows, so nothing has to choose between the two by it: a result would then depend
-on who shares the batch.
+It is the faster one for 4 rows and more and about as fast for fewer, so nothing has to choose between the two by their
+number: a result would then depend on who shares the batch.
 """
 
 from __future__ import annotations
@@ -34,25 +35,24 @@ from ..dense_weight import PAIR, PANEL, DenseWeight
 from ..ops import W8A8_MAX_K, W8A8_SMALLEST
 from .arrays import address, array_at, dense
 from .compiled import compiled, inner
-from .linears import STRIP
-from .panels import QUAD, ROWS, X86_QUADS, panel_products
+from .digits import X86_DIGITS, digit_step, finish_row
+from .linears import PART_VALUES, STRIP, following, part_of_product, row_bands
+from .panels import ROWS, panel_products
 from .recording import empty, launch
-from .team import share
+from .team import APART, share, share_by_thread, spaced, thread_count
 from .vector_ir import LANES, add_weighted_rows
 
 COLUMNS = STRIP * PANEL
 """Of the output, worked on together."""
 
-ZERO = np.uint8(128) if X86_QUADS else np.int16(0)
-"""The code of zero, of the type of all codes; the others are so much larger or smaller."""
+ZERO = np.int8(0) if X86_DIGITS else np.int16(0)
+"""The code of zero, of the type of all codes."""
 CACHED_CODES = 65536
 """Codes worked on together (128 KiB: a share of the second-level cache)."""
 PART_PRODUCTS = 300_000
 """Products in one part of the second pass: about 5 microseconds of one core."""
 PART_WEIGHTS = 100_000
 """Weights in one part where few rows share them: as long, since they come from memory."""
-PART_VALUES = 16384
-"""Activations in one part of the first pass: about as long."""
 ROUND = np.float32(1.5 * 2**23)
 """Added and taken away again, it rounds a float32 of up to 2^22 to the nearest integer, ties to even."""
 MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -60,7 +60,7 @@ MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 @inner
-def _quantize(part, parts, codes, zero, scales, values, places, counts, x, limit):  # type: ignore[no-untyped-def]
+def _quantize(part, parts, codes, scales, values, places, counts, x, limit):  # type: ignore[no-untyped-def]
     """One part of the rows of x as codes, scales and outliers: what is not below `limit`, a magnitude's bits.
 
     The first counts[t] of values[t] and places[t] are row t's outliers and their columns, in order.
@@ -80,7 +80,9 @@ def _quantize(part, parts, codes, zero, scales, values, places, counts, x, limit
         for j in range(k):
             rounded = np.float32(np.float32(row[j] * factor) + ROUND) - ROUND
             magnitude = np.int32(row_bits[j] & MAGNITUDE)
-            row_codes[j] = np.int32(rounded) + np.int32(zero) if magnitude < limit else np.int32(zero)
+            row_codes[j] = np.int32(rounded) if magnitude < limit else np.int32(0)
+        if codes.itemsize == 1:
+            finish_row(row_codes, k)
         found = 0
         for j in range(k if count else 0):
             if np.int32(row_bits[j] & MAGNITUDE) >= limit:
@@ -89,10 +91,11 @@ def _quantize(part, parts, codes, zero, scales, values, places, counts, x, limit
 
 
 @inner
-def _number_columns(places, counts, k):  # type: ignore[no-untyped-def]
-    """The columns that are an outlier in some row; from here on `places` tells where in a table of strips they lie."""
-    numbers, columns = np.full(k, -1, np.int64), np.empty(k, np.int64)
-    found = 0
+def _number_columns(columns, places, counts):  # type: ignore[no-untyped-def]
+    """How many columns are an outlier in some row, the first so many of `columns`; from here on `places` tells where
+    in a table of strips they lie.
+    """
+    numbers, found = np.full(columns.size, -1, np.int64), 0
     for t in range(counts.size):
         for i in range(counts[t]):
             j = places[t, i]
@@ -100,7 +103,7 @@ def _number_columns(places, counts, k):  # type: ignore[no-untyped-def]
                 numbers[j], columns[found] = found, j
                 found += 1
             places[t, i] = numbers[j] * COLUMNS
-    return columns[:found]
+    return found
 
 
 @inner
@@ -117,7 +120,7 @@ def _widen_columns(table, columns, w, n, width, panel_size):  # type: ignore[no-
 def _finish(row, sums, row_scale, deltas, scale, bias):  # type: ignore[no-untyped-def]
     """row[i] = (sums[i] * row_scale + deltas[i]) * scale[i] + bias[i]; without a bias where that is empty."""
     for i in range(row.size):
-        row[i] = (np.float32(sums[i]) * row_scale + deltas[i]) * scale[i]
+        row[i] = (sums[i] * row_scale + deltas[i]) * scale[i]
     if bias.size:
         for i in range(row.size):
             row[i] += bias[i]
@@ -125,25 +128,40 @@ def _finish(row, sums, row_scale, deltas, scale, bias):  # type: ignore[no-untyp
 
 @inner
 def _columns(  # type: ignore[no-untyped-def]
-    part, parts, out, codes, step, row_scales, values, places, counts, outlier_columns, w, scale, bias, k
+    thread, part, parts, bands, found, out, x, limit, all_codes, all_scales, all_values, all_places, all_counts,
+    all_columns, w, scale, bias,
 ):  # fmt: skip
-    """One part of the columns of out [rows, size]; `codes` [rows * step] and `w` (in panels) are flat."""
-    rows, size = out.shape
+    """One part of out [rows, size]; `w` (in panels) is flat.
+
+    What is called all_… is of the rows of x, or there is as much for each thread, and each makes its own when it comes
+    to its first part. found[copy * APART]: outlier columns, -1 where they are not counted yet.
+    """
+    (rows, size), k, (copies, _, step) = out.shape, x.shape[1], all_codes.shape
+    copy = thread if copies > 1 else 0
+    codes, row_scales, values = all_codes[copy].reshape(rows * step), all_scales[copy], all_values[copy]
+    places, counts = all_places[copy], all_counts[copy]
+    if found[copy * APART] < 0:
+        _quantize(0, 1, all_codes[copy], row_scales, values, places, counts, x, limit)
+        found[copy * APART] = _number_columns(all_columns[copy], places, counts)
+    outlier_columns = all_columns[copy, : found[copy * APART]]
     panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
-    begin, end = panels * part // parts, panels * (part + 1) // parts
+    top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
     block = max(1, CACHED_CODES // (k * ROWS)) * ROWS
-    sums = np.empty(ROWS * COLUMNS, np.int32)
+    sums = np.empty(ROWS * COLUMNS, np.float32)
     table, deltas = np.empty(outlier_columns.size * COLUMNS, np.float32), np.zeros(COLUMNS, np.float32)
     flat = values.reshape(values.size)
-    for first in range(0, rows, block):
-        last = min(first + block, rows)
+    for first in range(top, bottom, block):
+        last = min(first + block, bottom)
         for q in range(begin, end, STRIP):
             count, n = min(STRIP, end - q), q * PANEL
             width, t, tiles = min(count * PANEL, size - n), first, (last - first + ROWS - 1) // ROWS
             _widen_columns(table, outlier_columns, w, n, width, panel_size)
             for left in range(tiles, 0, -1):
                 height = (last - t + left - 1) // left  # tiles of like height
-                panel_products(sums, COLUMNS, codes, t * step, step, height, w, q * panel_size, count, k)
+                soon = following(q, count, t - first, last - first, panel_size)
+                panel_products(
+                    sums, COLUMNS, codes, t * step, step, height, w, q * panel_size, count, k, soon
+                )
                 for m in range(height):
                     outliers = counts[t + m]
                     if outliers:
@@ -151,7 +169,7 @@ def _columns(  # type: ignore[no-untyped-def]
                         for i in range(0, COLUMNS, 3 * LANES):
                             add_weighted_rows(
                                 deltas, (i,), flat, ((t + m) * k,), table, places[t + m], i, outliers,
-                                (0, LANES, 2 * LANES),
+                                (0, LANES, 2 * LANES), 3 * LANES,
                             )  # fmt: skip
                     row, place = out[t + m, n : n + width], m * COLUMNS
                     _finish(row, sums[place : place + width], row_scales[t + m], deltas, scale[n:], bias[n:])
@@ -165,23 +183,25 @@ def _product(words, zero, out_at, x_at, rows, w_at, size, scale_at, bias_at, lim
     real = np.float32(0)
     stored = (size + PANEL - 1) // PANEL * PANEL * ((k + 1) // PAIR * PAIR)
     x, w = array_at(x_at, real, (rows, k)), array_at(w_at, np.int8(0), (stored,))
-    step = (k + QUAD - 1) // QUAD * QUAD
-    codes, row_scales = np.full((rows, step), zero), np.empty(rows, np.float32)
-    values, places, counts = (
-        np.empty((rows, k), np.float32),
-        np.empty((rows, k), np.int64),
-        np.empty(rows, np.int64),
-    )
-    parts = max(1, min(rows, rows * k // PART_VALUES))
-    share(words, parts, _quantize, (codes, zero, row_scales, values, places, counts, x, np.int32(limit)))
-    outlier_columns = _number_columns(places, counts, k)
+    bands, threads, limit = row_bands(words, rows), thread_count(words), np.int32(limit)
+    copies = threads if bands == 1 else 1
+    codes, row_scales = np.full((copies, rows, digit_step(k)), zero), np.empty((copies, rows), np.float32)
+    values, places = np.empty((copies, rows, k), np.float32), np.empty((copies, rows, k), np.int64)
+    counts, columns = np.empty((copies, rows), np.int64), np.empty((copies, k), np.int64)
+    found = spaced(copies)
+    found[:] = -1
+    if copies == 1:
+        share(
+            words, max(1, min(rows, rows * k // PART_VALUES)), _quantize,
+            (codes[0], row_scales[0], values[0], places[0], counts[0], x, limit),
+        )  # fmt: skip
+        found[0] = _number_columns(columns[0], places[0], counts[0])
     parts = max(1, min(max(rows * size * k // PART_PRODUCTS, size * k // PART_WEIGHTS), size // COLUMNS))
-    share(
-        words, parts, _columns,
+    share_by_thread(
+        words, bands * max(1, parts // bands), _columns,
         (
-            array_at(out_at, real, (rows, size)), codes.reshape(rows * step), step, row_scales, values, places, counts,
-            outlier_columns, w, array_at(scale_at, real, (size,)),
-            array_at(bias_at, real, (size if bias_at else 0,)), k,
+            bands, found, array_at(out_at, real, (rows, size)), x, limit, codes, row_scales, values, places, counts,
+            columns, w, array_at(scale_at, real, (size,)), array_at(bias_at, real, (size if bias_at else 0,)),
         ),
     )  # fmt: skip
 

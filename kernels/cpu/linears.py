@@ -10,7 +10,7 @@ from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
 from .panels import ROWS, panel_products
 from .recording import empty, launch
-from .team import share
+from .team import share, thread_count
 from .vector_ir import load, store
 
 STRIP = 12
@@ -19,6 +19,10 @@ CACHED_VALUES = 32768
 """Activation values worked on together (128 KiB: a share of the second-level cache)."""
 PART_PRODUCTS = 150_000
 """Products in one part of the work: about 3 microseconds of one core."""
+BAND_ROWS = 32
+"""Rows for each thread from which on it gets rows of its own, in every product the same, instead of columns."""
+PART_VALUES = 16384
+"""Activations made ready in one part of the work: about as long."""
 
 
 @inner
@@ -39,14 +43,41 @@ def scaled(out, at, sums, sums_at, scale, bias, n, width):  # type: ignore[no-un
 
 
 @inner
-def _columns(part, parts, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
-    """One part of the columns of out [rows, size] = x [rows, k] @ w [size, k] transposed * scale + bias."""
+def row_bands(words, rows):  # type: ignore[no-untyped-def]
+    """How many bands of neighbouring rows a product of so many has."""
+    threads = thread_count(words)
+    return threads if rows >= threads * BAND_ROWS else 1
+
+
+@inner
+def part_of_product(part, parts, bands, rows, panels):  # type: ignore[no-untyped-def]
+    """The rows and the panels of one part: begin and end of each. `parts` is a multiple of `bands`.
+
+    A part has one band's rows and whole strips of panels, as long as there are.
+    """
+    pieces, strips = parts // bands, (panels + STRIP - 1) // STRIP
+    band, piece = part // pieces, part % pieces
+    begin, end = strips * piece // pieces * STRIP, min(strips * (piece + 1) // pieces * STRIP, panels)
+    return rows * band // bands, rows * (band + 1) // bands, begin, end
+
+
+@inner
+def following(q, count, row, rows, panel_size):  # type: ignore[no-untyped-def]
+    """Where the weights lie that are fetched while row `row` of `rows` is multiplied with `count` panels from q on:
+    its share of the panels after them, which are read next.
+    """
+    return (q + count) * panel_size + count * panel_size * row // rows
+
+
+@inner
+def _columns(part, parts, bands, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
+    """One part of out [rows, size] = x [rows, k] @ w [size, k] transposed * scale + bias."""
     panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
-    begin, end = panels * part // parts, panels * (part + 1) // parts
+    top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
     block = max(1, CACHED_VALUES // (k * ROWS)) * ROWS
     sums = np.empty(ROWS * STRIP * PANEL, np.float32)
-    for first in range(0, rows, block):
-        last = min(first + block, rows)
+    for first in range(top, bottom, block):
+        last = min(first + block, bottom)
         for q in range(begin, end, STRIP):
             count = min(STRIP, end - q)
             n, width, tiles = (
@@ -57,7 +88,8 @@ def _columns(part, parts, out, x, rows, w, size, scale, bias, k):  # type: ignor
             t = first
             for left in range(tiles, 0, -1):
                 height = (last - t + left - 1) // left  # tiles of like height
-                panel_products(sums, STRIP * PANEL, x, t * k, k, height, w, q * panel_size, count, k)
+                soon = following(q, count, t - first, last - first, panel_size)
+                panel_products(sums, STRIP * PANEL, x, t * k, k, height, w, q * panel_size, count, k, soon)
                 for m in range(height):
                     scaled(out, (t + m) * size + n, sums, m * STRIP * PANEL, scale, bias, n, width)
                 t += height
@@ -66,10 +98,11 @@ def _columns(part, parts, out, x, rows, w, size, scale, bias, k):  # type: ignor
 @compiled
 def _product(words, parts, out, x, rows, w, kind, size, scale, bias, k):  # type: ignore[no-untyped-def]
     real, stored = np.float32(0), (size + PANEL - 1) // PANEL * PANEL * ((k + 1) // PAIR * PAIR)
+    bands = row_bands(words, rows)
     share(
-        words, parts, _columns,
+        words, bands * max(1, parts // bands), _columns,
         (
-            array_at(out, real, (rows * size,)), array_at(x, real, (rows * k,)), rows,
+            bands, array_at(out, real, (rows * size,)), array_at(x, real, (rows * k,)), rows,
             array_at(w, kind, (stored,)), size, array_at(scale, real, (size if scale else 0,)),
             array_at(bias, real, (size if bias else 0,)), k,
         ),
@@ -101,7 +134,7 @@ def linear(x: torch.Tensor, weight: DenseWeight, bias: torch.Tensor | None) -> t
     return _run(x, weight, None, bias)
 
 
-def linear_int8(
+def linear_scaled(
     x: torch.Tensor, weight: DenseWeight, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]"""

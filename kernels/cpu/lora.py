@@ -1,8 +1,13 @@
 """Adapter deltas for any mix of adapters and rows, from the rows of A and B where they lie in the pool.
 
-Two passes. Shrink: each (segment, module) multiplies its rows of x by its rows of A into a small scratch of rank
-sums. Expand: whoever has some columns of `out` adds all segments to them, in order, so that a row with several
-adapters gets its deltas in the order of its segments.
+Shrink: each (segment, module) multiplies its rows of x by its rows of A into a small scratch of rank sums. Expand:
+these times its rows of B are added to `out`. Where every row has one adapter, a thread takes a segment's rows through
+both, reads A and B once and waits for nobody. Else, and where there are few segments, these are two passes: in the
+second whoever has some columns of `out` adds all segments to them, in order, so that a row with several adapters gets
+its deltas in the order of its segments. The bits are the same.
+
+16 rows over 8 adapters of ranks 4 to 16, all layers of the demo base on two threads of a Zen 4: 3.8 ms in two passes,
+2.9 segment by segment; prompts of 256 rows 14.0 and 11.4.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
 from .products import row_products
 from .recording import launch
-from .team import share
+from .team import share, thread_count
 from .vector_ir import LANES, add_weighted_rows, fma, load, store
 
 SHRINK_RANKS, SHRINK_PAIRS = 8, 32
@@ -55,7 +60,7 @@ def _shrink_unit(  # type: ignore[no-untyped-def]
     per_unit = ROW_ALIGN // pool.itemsize
     for j in range(width):
         a_rows[j] = np.int64(rows[first + j]) * per_unit
-    row_products(sums, sum_rows, 0, x, x_rows, 0, count, pool, a_rows, 0, width, k)
+    row_products(sums, sum_rows, 0, x, x_rows, 0, count, pool, a_rows, 0, width, k, width * k)
 
 
 @inner
@@ -105,10 +110,10 @@ def _add_columns(out, outs, sums, sum_rows, pool, b_rows, rank, begin, end):  # 
     n = begin
     while n + 4 * LANES <= end:
         columns = (n, n + LANES, n + 2 * LANES, n + 3 * LANES)
-        add_weighted_rows(out, outs, sums, sum_rows, pool, b_rows, 0, rank, columns)
+        add_weighted_rows(out, outs, sums, sum_rows, pool, b_rows, 0, rank, columns, 4 * LANES)
         n += 4 * LANES
     while n + LANES <= end:
-        add_weighted_rows(out, outs, sums, sum_rows, pool, b_rows, 0, rank, (n,))
+        add_weighted_rows(out, outs, sums, sum_rows, pool, b_rows, 0, rank, (n,), LANES)
         n += LANES
     while n < end:
         for m in range(len(outs)):
@@ -139,6 +144,94 @@ def _expand_unit(  # type: ignore[no-untyped-def]
         else:
             _add_columns(out, (o0,), sums, (base,), pool, b_rows, rank, begin, end)
             p, base = p + 1, base + rank
+
+
+@inner
+def _both(  # type: ignore[no-untyped-def]
+    out, out_step, x, k, pool, first, rank, size, at, factor, rows, pair_rows, pair_weights, p, last, sums, sum_rows,
+    x_rows, entries,
+):  # fmt: skip
+    """out[row, at : at + size] += weight * factor * x[row] @ A.T @ B for the pairs p to last, all of different rows."""
+    per_unit, count = ROW_ALIGN // pool.itemsize, last - p
+    for m in range(count):
+        x_rows[m], sum_rows[m] = np.int64(pair_rows[p + m]) * k, m * rank
+    for j in range(rank):
+        entries[j] = np.int64(rows[first + j]) * per_unit
+    to_b = np.int64(rows[first + rank]) * per_unit - entries[0]
+    row_products(sums, sum_rows, 0, x, x_rows, 0, count, pool, entries, 0, rank, k, to_b)
+    for m in range(count):
+        weighed = pair_weights[p + m] * factor
+        for j in range(m * rank, (m + 1) * rank):
+            sums[j] *= weighed
+    _expand_unit(
+        out, at, out_step, sums, np.int64(0), pair_rows, p, last, pool, entries, rows, first + rank, rank,
+        np.int64(0), size,
+    )  # fmt: skip
+
+
+@inner
+def _segments(  # type: ignore[no-untyped-def]
+    part, parts, unit_pairs, unit_segments, out, out_step, x, pool, pool_f16, pool_bf16, form, forms, ranks, first_row,
+    scales, rows, pair_rows, pair_weights, starts, slots, layer, modules, offsets, k,
+):  # fmt: skip
+    """One part of the units: up to `SHRINK_PAIRS` pairs of a segment, from unit_pairs on, for all modules."""
+    highest = 0
+    for g in range(slots.size):
+        for i in range(modules.size):
+            highest = max(highest, int(ranks[slots[g], layer, modules[i]]))
+    sums, entries = np.empty(SHRINK_PAIRS * highest, np.float32), np.empty(highest, np.int64)
+    x_rows, sum_rows = np.empty(SHRINK_PAIRS, np.int64), np.empty(SHRINK_PAIRS, np.int64)
+    units = unit_pairs.size
+    for unit in range(units * part // parts, units * (part + 1) // parts):
+        g, p = unit_segments[unit], unit_pairs[unit]
+        slot, last = slots[g], min(p + SHRINK_PAIRS, np.int64(starts[g + 1]))
+        held = forms[slot] if forms.size else form
+        for i in range(modules.size):
+            module, at, size = modules[i], offsets[i], offsets[i + 1] - offsets[i]
+            rank, first = np.int64(ranks[slot, layer, module]), np.int64(first_row[slot, layer, module])
+            factor = scales[slot, layer, module]
+            if rank == 0:
+                continue
+            if held == F32:
+                _both(
+                    out, out_step, x, k, pool, first, rank, size, at, factor, rows, pair_rows, pair_weights, p, last,
+                    sums, sum_rows, x_rows, entries,
+                )  # fmt: skip
+            elif held == F16:
+                _both(
+                    out, out_step, x, k, pool_f16, first, rank, size, at, factor, rows, pair_rows, pair_weights, p,
+                    last, sums, sum_rows, x_rows, entries,
+                )  # fmt: skip
+            else:
+                _both(
+                    out, out_step, x, k, pool_bf16, first, rank, size, at, factor, rows, pair_rows, pair_weights, p,
+                    last, sums, sum_rows, x_rows, entries,
+                )  # fmt: skip
+
+
+@inner
+def _units(pair_rows, starts, num_rows):  # type: ignore[no-untyped-def]
+    """(first pair, segment) of every unit, in the order of rows; none where a row has several adapters."""
+    taken = np.zeros(num_rows, np.bool_)
+    for row in pair_rows:
+        if taken[row]:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        taken[row] = True
+    count = 0
+    for g in range(starts.size - 1):
+        count += (starts[g + 1] - starts[g] + SHRINK_PAIRS - 1) // SHRINK_PAIRS
+    pairs, segments, first_rows = (
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+    )
+    unit = 0
+    for g in range(starts.size - 1):
+        for p in range(starts[g], starts[g + 1], SHRINK_PAIRS):
+            pairs[unit], segments[unit], first_rows[unit] = p, g, pair_rows[p]
+            unit += 1
+    order = np.argsort(first_rows)
+    return pairs[order], segments[order]
 
 
 @inner
@@ -214,6 +307,16 @@ def _add_lora(  # type: ignore[no-untyped-def]
     pair_weights = array_at(pair_weights_address, real, (num_pairs,))
     starts = array_at(starts_address, integer, (num_segments + 1,))
     slots = array_at(slots_address, integer, (num_segments,))
+    unit_pairs, unit_segments = _units(pair_rows, starts, num_rows)
+    if unit_pairs.size >= 2 * thread_count(words):
+        share(
+            words, unit_pairs.size, _segments,
+            (
+                unit_pairs, unit_segments, out, out_step, x, pool, pool_f16, pool_bf16, form, forms, ranks, first_row,
+                scales, rows, pair_rows, pair_weights, starts, slots, layer, modules, offsets, k,
+            ),
+        )  # fmt: skip
+        return
     sums_at = _plan(ranks, slots, starts, layer, modules)
     sums = np.empty(sums_at[-1], np.float32)
     if sums.size == 0:

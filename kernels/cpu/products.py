@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compiled import inner
-from .vector_ir import CACHE_LINE, LANES, call_tile, fused, pointers, prefetch, splat, tree, widened
+from .vector_ir import CACHE_LINE, L2, LANES, call_tile, fused, pointers, prefetch, splat, tree, widened
 
 TILES = (8, 4, 4, 3)
 """Columns of a tile of dot products of 1, 2, … rows: so many sums, and what they are made of, fit in 16 registers.
@@ -25,11 +25,11 @@ _F32, _I32 = ir.FloatType(), ir.IntType(32)
 
 
 @inner
-def row_products(out, out_rows, out_at, x, x_rows, begin, end, w, w_rows, w_at, w_count, k):  # type: ignore[no-untyped-def]
+def row_products(out, out_rows, out_at, x, x_rows, begin, end, w, w_rows, w_at, w_count, k, soon):  # type: ignore[no-untyped-def]
     """out[out_rows[m] + out_at + n] = sum_k x[x_rows[m] + k] * w[w_rows[n] + w_at + k]
 
     for m from `begin` to `end` and n from 0 to `w_count`. `out_rows`, `x_rows` and `w_rows` are int64 arrays of
-    offsets.
+    offsets. What lies `soon` elements after a tile's first row of w is fetched meanwhile, as much as the tile reads.
     """
     m, most = np.int64(begin), np.int64(len(TILES))
     while m < end:
@@ -38,7 +38,7 @@ def row_products(out, out_rows, out_at, x, x_rows, begin, end, w, w_rows, w_at, 
             columns = np.int64(TILES[rows - 1])
             if columns > w_count - n:
                 columns = np.int64(1)
-            dots_tile(out, out_rows, out_at, x, x_rows, m, rows, w, w_rows, w_at, n, columns, k)
+            dots_tile(out, out_rows, out_at, x, x_rows, m, rows, w, w_rows, w_at, n, columns, k, soon)
             n += columns
         m += rows
 
@@ -51,7 +51,7 @@ def dot(typingctx: Any, x: Any, x_at: Any, w: Any, w_at: Any, k: Any) -> Any:
         x, _, w, _, _ = pointers(context, b, signature, args)
         kinds = signature.args[0].dtype, signature.args[2].dtype
         out = cgutils.alloca_once(b, _F32)
-        _call_tile(b, [out], [b.gep(x, [args[1]])], [b.gep(w, [args[3]])], args[4], kinds)
+        _call_tile(b, [out], [b.gep(x, [args[1]])], [b.gep(w, [args[3]])], args[4], args[4], kinds)
         return b.load(out)
 
     return types.float32(x, x_at, w, w_at, k), generate
@@ -73,6 +73,7 @@ def dots_tile(
     n: Any,
     columns: Any,
     k: Any,
+    soon: Any,
 ) -> Any:
     """out[out_rows[i] + out_at + j] = sum_k x[x_rows[i] + k] * w[w_rows[j] + w_at + k]
 
@@ -83,7 +84,7 @@ def dots_tile(
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         arrays = pointers(context, b, signature, args)
         out, out_rows, x, x_rows, w, w_rows = (arrays[i] for i in (0, 1, 3, 4, 7, 8))
-        _, _, out_at, _, _, m, height, _, _, w_at, n, width, size = args
+        _, _, out_at, _, _, m, height, _, _, w_at, n, width, size, soon = args
         kinds = signature.args[3].dtype, signature.args[7].dtype
         target, source = b.gep(out, [b.add(out_at, n)]), b.gep(w, [w_at])
 
@@ -103,22 +104,22 @@ def dots_tile(
                     with b.goto_block(b.append_basic_block(f"columns{columns}")):
                         by_width.add_case(width.type(columns), b.block)
                         ws = places(source, w_rows, n, columns)
-                        _call_tile(b, outs, xs, ws, size, kinds)
+                        _call_tile(b, outs, xs, ws, size, soon, kinds)
                         b.branch(done)
         b.position_at_end(done)
         return context.get_dummy_value()
 
-    integers = (m, rows, w, w_rows, w_at, n, columns, k)
+    integers = (m, rows, w, w_rows, w_at, n, columns, k, soon)
     return types.void(out, out_rows, out_at, x, x_rows, *integers), generate
 
 
 def _call_tile(
-    b: Any, outs: list[Any], xs: list[Any], ws: list[Any], size: Any, kinds: tuple[Any, Any]
+    b: Any, outs: list[Any], xs: list[Any], ws: list[Any], size: Any, soon: Any, kinds: tuple[Any, Any]
 ) -> None:
     """Each of the rows `xs` times each of `ws`, which begin at these pointers; `outs`: where a row's results go."""
     name = ".".join(map(str, ("heddle.dots", len(xs), len(ws), *kinds)))
     define = partial(_define_tile, rows=len(xs), columns=len(ws), kinds=kinds)
-    call_tile(b, name, [*outs, *xs, *ws, size], define)
+    call_tile(b, name, [*outs, *xs, *ws, size, soon], define)
 
 
 def _define_tile(function: Any, rows: int, columns: int, kinds: tuple[Any, Any]) -> None:
@@ -126,7 +127,7 @@ def _define_tile(function: Any, rows: int, columns: int, kinds: tuple[Any, Any])
     x_type, w_type = kinds
     b = ir.IRBuilder(function.append_basic_block("entry"))
     outs, xs = function.args[:rows], function.args[rows : 2 * rows]
-    ws, size = function.args[2 * rows : -1], function.args[-1]
+    ws, (size, soon) = function.args[2 * rows : -2], function.args[-2:]
     whole = b.and_(size, size.type(-LANES))
 
     def add_products(sums: list[Any], start: Any, stop: Any, lanes: int) -> None:
@@ -151,11 +152,11 @@ def _define_tile(function: Any, rows: int, columns: int, kinds: tuple[Any, Any])
                         add(m, n, factor, value)
 
     def ask_for_next(k: Any) -> None:
-        """Fetch what lies behind these w rows, most likely the next tile, while this one is worked on."""
+        """Fetch what is read after these w rows while they are worked on."""
         step = columns * LANES  # elements of w per round
-        behind = b.gep(ws[-1], [b.add(size, b.mul(k, size.type(columns)))])
+        behind = b.gep(ws[0], [b.add(soon, b.mul(k, size.type(columns)))])
         for line in range(0, step * w_type.bitwidth // 8, CACHE_LINE):
-            prefetch(b, b.gep(behind, [size.type(line * 8 // w_type.bitwidth)]))
+            prefetch(b, b.gep(behind, [size.type(line * 8 // w_type.bitwidth)]), L2)
 
     lane_sums = [cgutils.alloca_once_value(b, splat(b, _F32(0.0))) for _ in range(rows * columns)]
     add_products(lane_sums, size.type(0), whole, LANES)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .compiled import entry
 from .team import TEAM
 
 CHUNK = 1 << 18
@@ -102,7 +103,12 @@ def record(function: Callable[[], torch.Tensor], workspace: Workspace) -> Record
             recording.output = function()
     finally:
         _recording = None
-    return None if watch.foreign else recording
+    if watch.foreign:
+        return None
+    recording.calls = [
+        (entry(kernel, TEAM.words, *arguments), arguments) for kernel, arguments in recording.calls
+    ]
+    return recording
 
 
 def launch(kernel: Callable[..., None], *arguments: Any) -> None:

@@ -23,6 +23,8 @@ from numba.extending import intrinsic
 
 LANES = 8
 CACHE_LINE = 64
+L1, L2 = 3, 2
+"""The nearest cache that `prefetch` fills, as LLVM calls it."""
 FLOAT16, BFLOAT16 = types.uint16, types.int16
 """What the 16-bit floats are called in numba's types."""
 
@@ -41,11 +43,13 @@ def add_weighted_rows(
     v_at: Any,
     count: Any,
     columns: Any,
+    soon: Any,
 ) -> Any:
     """out[out_rows[m] + c + i] += sum_j p[p_rows[m] + j] * v[v_rows[j] + v_at + c + i], for i in 0..7, c in columns
 
     j runs from 0 to count; each sum starts at zero and is then added to `out`. `v_rows` is an int64 array; `out_rows`,
-    `p_rows` and `columns` are tuples, whose lengths fix the tile.
+    `p_rows` and `columns` are tuples, whose lengths fix the tile. What lies `soon` elements after the values at hand is
+    fetched meanwhile.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -55,7 +59,7 @@ def add_weighted_rows(
         weights = [b.gep(arrays[2], [offset]) for offset in cgutils.unpack_tuple(b, args[3])]
         values = b.gep(arrays[4], [args[6]])
         starts = cgutils.unpack_tuple(b, args[8])
-        operands = [*outs, *weights, *starts, values, arrays[5], args[7]]
+        operands = [*outs, *weights, *starts, values, arrays[5], args[7], args[9]]
 
         def define(function: Any) -> None:
             _define_weighted_rows(function, len(outs), len(starts), v_type)
@@ -63,19 +67,21 @@ def add_weighted_rows(
         call_tile(b, f"heddle.weighted.{len(outs)}.{len(starts)}.{v_type}", operands, define)
         return context.get_dummy_value()
 
-    return types.void(out, out_rows, p, p_rows, v, v_rows, v_at, count, columns), generate
+    return types.void(out, out_rows, p, p_rows, v, v_rows, v_at, count, columns, soon), generate
 
 
 def _define_weighted_rows(function: Any, rows: int, groups: int, v_type: Any) -> None:
     """The body of `add_weighted_rows` for one tile: `rows` outputs and weights, `groups` starts of eight columns."""
     b = ir.IRBuilder(function.append_basic_block("entry"))
     outs, weights = function.args[:rows], function.args[rows : 2 * rows]
-    starts, (values, v_rows, count) = function.args[2 * rows : -3], function.args[-3:]
+    starts, (values, v_rows, count, soon) = function.args[2 * rows : -4], function.args[-4:]
     sums = [cgutils.alloca_once_value(b, splat(b, _F32(0.0))) for _ in range(rows * groups)]
     with cgutils.for_range_slice(b, count.type(0), count, count.type(1), count.type) as (j, _):
         row = b.gep(values, [b.load(b.gep(v_rows, [j]))])
-        for line in range(0, groups * LANES * v_type.bitwidth // 8, CACHE_LINE):  # the columns to come
-            prefetch(b, b.gep(row, [b.add(starts[-1], count.type(LANES + line * 8 // v_type.bitwidth))]))
+        for line in range(0, groups * LANES * v_type.bitwidth // 8, CACHE_LINE):
+            prefetch(
+                b, b.gep(row, [b.add(b.add(starts[0], soon), count.type(line * 8 // v_type.bitwidth))]), L2
+            )
         factors = [splat(b, b.load(b.gep(weight, [j]))) for weight in weights]
         for n, start in enumerate(
             starts
@@ -100,6 +106,20 @@ def call_tile(b: Any, name: str, operands: list[Any], define: Callable[[Any], No
         function.attributes.add("noinline")
         define(function)
     b.call(function, operands)
+
+
+def call_tiles(
+    b: Any, rows: Any, name: str, operands: list[Any], tile_of: Callable[[int], Any], most: int
+) -> None:
+    """Call the tile of `rows` rows, 1 to `most`, known only when it runs: `tile_of(count).define` writes it."""
+    done = b.append_basic_block("done")
+    choice = b.switch(rows, done)
+    for count in range(1, most + 1):
+        with b.goto_block(b.append_basic_block(f"rows{count}")):
+            choice.add_case(rows.type(count), b.block)
+            call_tile(b, f"{name}.{count}", operands, tile_of(count).define)
+            b.branch(done)
+    b.position_at_end(done)
 
 
 @intrinsic
@@ -302,6 +322,23 @@ def splat(b: Any, value: Any, lanes: int = LANES) -> Any:
     return b.shuffle_vector(first, vector, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
 
 
+def spread(b: Any, value: Any, lanes: int) -> Any:
+    """`splat`, or the value itself for one lane."""
+    return value if lanes == 1 else splat(b, value, lanes)
+
+
+def constant(kind: Any, number: int) -> Any:
+    """The integer in a type, or in each lane of a vector's."""
+    return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
+
+
+def nearest(b: Any, value: Any) -> Any:
+    """float32, one or a vector, rounded to the nearest integer, ties to even."""
+    suffix = "f32" if value.type == _F32 else f"v{value.type.count}f32"
+    kind = ir.FunctionType(value.type, [value.type])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.rint.{suffix}"), [value])
+
+
 def tree(b: Any, vector: Any, combine: Any) -> Any:
     """Lanes combined as (first half, second half) until one is left."""
     width = LANES
@@ -321,9 +358,14 @@ def fused(b: Any, x: Any, y: Any, z: Any) -> Any:
     return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.{suffix}"), [x, y, z])
 
 
-def prefetch(b: Any, pointer: Any) -> None:
+def prefetch(b: Any, pointer: Any, cache: int = L1) -> None:
     """Ask for the cache line at `pointer`; never faults, so what lies past an end is harmless."""
     place = b.bitcast(pointer, _I8.as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32])
     function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-    b.call(function, [place, _I32(0), _I32(3), _I32(1)])  # to read, into all levels, data
+    b.call(function, [place, _I32(0), _I32(cache), _I32(1)])  # to read, data
+
+
+def lines_from(b: Any, pointer: Any, count: Any) -> Any:
+    """The pointer `count` cache lines further."""
+    return b.gep(b.bitcast(pointer, _I8.as_pointer()), [b.mul(count, count.type(CACHE_LINE))])

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from heddle.kernels import cpu, triton
-from heddle.kernels.cpu import panels
+from heddle.kernels.cpu import digits, panels
 from heddle.kernels.ops import W8A8_MAX_K, Ops
 
 Check = Callable[..., None]
 SHAPES = [(1, 1), (3, 5), (8, 16), (31, 64), (25, 63), (99, 577), (72, 1536)]
 """(N, K): K below, at and beside multiples of the vector width; N beside multiples of every tile."""
 THRESHOLD = 6.0
-FORMS = {"pairs": np.int16(0)} | ({"quads": np.uint8(128)} if panels.X86_QUADS else {})
+FORMS = {"pairs": np.int16(0)} | ({"quads": np.int8(0)} if digits.X86_DIGITS else {})
 """The codes of zero with which this processor can compute, by how many inputs it multiplies at once."""
 MODULE = importlib.import_module("heddle.kernels.cpu.linear_w8a8")
 
@@ -244,36 +244,14 @@ def test_integer_products_with_and_without_x86s_instruction(
 
     @numba.njit
     def tile(out, x, w, count, k):  # type: ignore[no-untyped-def]
-        products(out, out.size // rows, x, 0, k, rows, w, 0, count, k)
+        products(out, out.size // rows, x, 0, k, rows, w, 0, count, k, 0)
 
     for count in (1, 7):
         x = np.random.default_rng(k).integers(-127, 128, (rows, k)).astype(np.int16)
         w = np.random.default_rng(k + 1).integers(-128, 128, (8 * count, k)).astype(np.int8)
         held = cpu.hold(torch.from_numpy(w.copy())).values.numpy()
-        out = np.zeros(rows * 8 * count, np.int32)
+        out = np.zeros(rows * 8 * count, np.float32)
         tile(out, x.ravel(), held.ravel(), count, k)
         assert (out.reshape(rows, -1) == x.astype(np.int64) @ w.astype(np.int64).T).all()
     code = next(iter(tile.inspect_llvm().values()))
     assert ("llvm.x86.avx2.pmadd.wd" in code) == x86
-
-
-@pytest.mark.skipif(not panels.X86_QUADS, reason="this processor has no AVX512-VNNI")
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 6, 7, 8, 31, 100])
-@pytest.mark.parametrize("rows", range(1, panels.ROWS + 1))
-def test_integer_products_of_four_at_once(rows: int, k: int) -> None:
-    products, step = panels.panel_products, -(-k // panels.QUAD) * panels.QUAD
-
-    @numba.njit
-    def tile(out, x, w, count, k):  # type: ignore[no-untyped-def]
-        products(out, out.size // rows, x, 0, step, rows, w, 0, count, k)
-
-    for count in (1, 7):
-        x = np.random.default_rng(k).integers(-128, 128, (rows, k))
-        w = np.random.default_rng(k + 1).integers(-128, 128, (8 * count, k)).astype(np.int8)
-        codes = np.full((rows, step), 77, np.uint8)  # what lies beyond k counts for nothing
-        codes[:, :k] = x + 128
-        held = cpu.hold(torch.from_numpy(w.copy())).values.numpy()
-        out = np.full(rows * 8 * count, -1, np.int32)
-        tile(out, codes.ravel(), held.ravel(), count, k)
-        assert (out.reshape(rows, -1) == x @ w.astype(np.int64).T).all()
-    assert "llvm.x86.avx512.vpdpbusd.256" in next(iter(tile.inspect_llvm().values()))

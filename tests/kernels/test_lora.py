@@ -190,3 +190,26 @@ def test_bits_of_a_row_do_not_depend_on_its_company(lora_case: Case) -> None:
         got = run(cpu, case, out, x)
         rows = sorted({*range(40 - count, 40), 41} - {3, 7})
         assert torch.equal(got[rows], whole[rows]), count
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_with_two_adapters_changes_no_bit_of_the_others(lora_case: Case, threads: int) -> None:
+    """With it a batch is worked on in two passes, without it segment by segment."""
+    ranks = [everywhere(rank) for rank in (5, 8, 3, 16, 4)]
+    alone = [row for row in range(2, 40) if row not in (3, 7)]
+    segments = [(1, alone), (0, [41, 3, 7]), (2, list(range(45, 50))), (3, [44]), (4, [43])]
+    stacked = [*segments[:2], (2, [44, *range(45, 50)]), *segments[3:]]
+    out, x = inputs(50)
+    before = cpu.team.TEAM.num_threads
+    cpu.team.TEAM.resize(threads)
+    results = []
+    try:
+        for batch in (segments, stacked):
+            torch.manual_seed(1)  # the same adapters
+            results.append(run(cpu, lora_case(batch, ranks, SHAPES), out, x))
+    finally:
+        cpu.team.TEAM.resize(before)
+    apart, together = results
+    others = torch.arange(50) != 44
+    assert torch.equal(apart[others], together[others])
+    assert not torch.equal(apart[44], together[44])
