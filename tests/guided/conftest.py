@@ -230,3 +230,12 @@ def say(server: RunningServer, tokenizer: Tokenizer, text: str, burst: int = 1) 
     """From now on the stub engine answers with the tokens of `text`."""
     server.engine.script = tokenizer.encode(text, add_special_tokens=False)  # type: ignore[assignment]
     server.engine.burst = burst
+
+
+def refusal(answer: Any, param: str) -> str:
+    """The message of a request refused for `param`."""
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == "invalid_request"
+    assert error["param"] == param
+    return error["message"]

@@ -8,16 +8,10 @@ from typing import Any
 import pytest
 from heddle.core.text.grammar import MAX_CHOICES, MAX_SOURCE_BYTES, Grammar
 
+from .conftest import refusal
+
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-
-
-def refusal(answer: Any, param: str) -> str:
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["code"] == "invalid_request"
-    assert error["param"] == param
-    return error["message"]
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,8 @@ from typing import Any
 
 import pytest
 
-from .conftest import LLAMA, NO_TOOLS, UNKNOWN, WEATHER, say
+from .conftest import LLAMA, NO_TOOLS, UNKNOWN, WEATHER, refusal, say
 from .test_tools_http import CALL, prompt_of
-
-
-def refusal(answer: Any, param: str) -> str:
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["code"] == "invalid_request"
-    assert error["param"] == param
-    return error["message"]
-
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
