@@ -5,8 +5,8 @@ row's values, broadcast. Floats are widened to float32 and summed by fused multi
 from the first to the last, and then the two sums are added; integers are exact in any order. So an element's bits
 depend on its row and its weights alone, whichever tile it is computed in.
 
-Tiles fill the 16 vector registers of AVX2, for up to `ROWS` rows together: a weight is fetched and widened once for all
-of them. One core of an AMD EPYC (Zen 3, float32 peak 97 GFLOP/s) reaches, in GOP/s over 1536 x 576:
+Tiles fill 16 vector registers, all that AVX2 has, for up to `ROWS` rows together: a weight is fetched and widened once
+for all of them. One core of an AMD EPYC (Zen 3, float32 peak 97 GFLOP/s) reaches, in GOP/s over 1536 x 576:
 
     rows                    1     2     4     6    16    64
     float32 x int8         49    65    83    95    93    96
@@ -17,13 +17,24 @@ and of a Zen 4, where `torch.matmul` reaches 95 (through `linear_scaled`, all it
 
     float32 x int8         40    67    87    95   101   103
 
-Vectors of 16 floats gain nothing there: 94 where eight reach 103. What integers reach there, `digits` tells.
+Vectors of 16 floats (AVX-512) gain nothing there: 94 where eight reach 103. On a Zen 5, whose registers are that wide,
+they do, two threads together, all 30 layers of the demo base in float32 and its head in 16 bits; of sums for more than
+16 registers the compiler spills some, and 16 rows take longer than with vectors of 8:
+
+    rows                    1     4    16    64   256
+    vectors of 8           30    92   190   233   249
+    vectors of 16          30   100   244   357   390
+    head, of 8             98   219   249   242   219
+    head, of 16            98   290   400   400   336
+
+What integers reach, `digits` tells.
 While a strip of panels is multiplied the next one is fetched into the second level: with all layers' weights in turn
 one core of the Zen 4 takes 35.4 ms for 16 rows (float32 x int8, 106 MB) where it took 37.6, and 34.2 with them cached.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -38,15 +49,18 @@ from .vector_ir import L2, call_tiles, fused, lines_from, pointers, prefetch, sp
 
 ROWS = 6
 """Rows of a tile, at most."""
-X86_PAIRS = bool(binding.get_host_cpu_features().get("avx2"))
+_FEATURES = binding.get_host_cpu_features()
+X86_PAIRS = bool(_FEATURES.get("avx2"))
 """Whether this machine multiplies pairs of int16 and adds the two in one instruction."""
+WIDE = bool(_FEATURES.get("avx512f")) and binding.get_host_cpu_name() != "znver4"
+"""Whether vectors of 16 floats are multiplied as fast as those of eight; and there are 32 registers."""
 AHEAD = 256
 """Elements of a panel that are fetched before their turn."""
 
 _ELEMENTS = PANEL * PAIR
 """Of a panel, for one pair of inputs."""
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_FLOATS, _SUMS = ir.VectorType(_F32, PANEL), ir.VectorType(_I32, PANEL)
+_SUMS = ir.VectorType(_I32, PANEL)
 _CODES = ir.VectorType(_I16, _ELEMENTS)
 
 
@@ -79,12 +93,12 @@ def panel_products(
         _, out_step, _, x_at, x_step, rows, _, w_at, panels, k, soon = args
         places = [b.gep(arrays[6], [at]) for at in (w_at, soon)]
         operands = [arrays[0], out_step, b.gep(arrays[2], [x_at]), x_step, places[0], panels, k, places[1]]
-        name = f"heddle.panels.{x_type}.{w_type}.{X86_PAIRS}"
+        name = f"heddle.panels.{x_type}.{w_type}.{X86_PAIRS}.{WIDE}"
 
         def tile(count: int) -> Any:
             if x_type == types.int8:
                 return digits.Tile(count, 1)
-            return Tile(count, Integers() if x_type == types.int16 else Floats(w_type))
+            return Tile(count, Integers() if x_type == types.int16 else Floats(w_type, WIDE))
 
         call_tiles(b, rows, name, operands, tile, ROWS)
         return context.get_dummy_value()
@@ -93,39 +107,42 @@ def panel_products(
 
 
 class Floats:
-    """float32 times weights of `dtype`: two vectors a panel, lanes (output, even or odd k)."""
+    """float32 times weights of `dtype`: lanes (output, even or odd k), a panel's in one vector or in two."""
 
-    panels_at_once: ClassVar = {1: 6, 2: 3, 3: 2, 4: 1, 5: 1, 6: 1}
-    """By rows of the tile."""
-    vectors = 2
-    """Of sums, a panel."""
-    zero = ir.Constant(_FLOATS, [0.0] * PANEL)
-
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: Any, wide: bool) -> None:
         self._dtype = dtype
+        self._lanes = _ELEMENTS if wide else PANEL
+        self.vectors = _ELEMENTS // self._lanes
+        """Of sums, a panel."""
+        self.panels_at_once = (
+            {1: 6, 2: 6, 3: 4, 4: 3, 5: 2, 6: 2} if wide else {1: 6, 2: 3, 3: 2, 4: 1, 5: 1, 6: 1}
+        )
+        """By rows of the tile."""
+        self.zero = ir.Constant(ir.VectorType(_F32, self._lanes), [0.0] * self._lanes)
 
     def weights(self, b: Any, panel: Any, at: Any, vector: int) -> Any:
-        return widened(b, panel, b.add(at, at.type(vector * PANEL)), self._dtype, PANEL)
+        return widened(b, panel, b.add(at, at.type(vector * self._lanes)), self._dtype, self._lanes)
 
     def factor(self, b: Any, x: Any, k: Any) -> Any:
         """x[k], x[k + 1], x[k], …"""
         two = b.load(b.bitcast(b.gep(x, [k]), _I64.as_pointer()), align=4)
-        return b.bitcast(splat(b, two, PANEL // 2), _FLOATS)
+        return b.bitcast(splat(b, two, self._lanes // PAIR), self.zero.type)
 
     def last(self, b: Any, x: Any, k: Any) -> Any:
         """x[k], 0, x[k], …: of a row of odd length the last."""
-        lanes = [lane if lane % 2 == 0 else PANEL for lane in range(PANEL)]
-        one = splat(b, b.load(b.gep(x, [k])), PANEL)
-        return b.shuffle_vector(one, self.zero, ir.Constant(_SUMS, lanes))
+        one = splat(b, b.load(b.gep(x, [k])), self._lanes)
+        return _shuffled(
+            b, one, self.zero, [lane if lane % 2 == 0 else self._lanes for lane in range(self._lanes)]
+        )
 
     def add(self, b: Any, total: Any, x: Any, w: Any) -> Any:
         return fused(b, x, w, total)
 
     def outputs(self, b: Any, sums: list[Any]) -> Any:
         """The sums of a panel's outputs, as float32."""
-        low, high = sums
-        even, odd = (ir.Constant(_SUMS, list(range(start, 2 * PANEL, 2))) for start in (0, 1))
-        return b.fadd(b.shuffle_vector(low, high, even), b.shuffle_vector(low, high, odd))
+        low, high = sums[0], sums[-1]
+        even, odd = (_shuffled(b, low, high, range(start, _ELEMENTS, PAIR)) for start in (0, 1))
+        return b.fadd(even, odd)
 
 
 class Integers:
@@ -159,7 +176,7 @@ class Integers:
         return total
 
     def outputs(self, b: Any, sums: list[Any]) -> Any:
-        return b.sitofp(sums[0], _FLOATS)
+        return b.sitofp(sums[0], ir.VectorType(_F32, PANEL))
 
 
 class Tile:
@@ -254,3 +271,8 @@ class Tile:
                 values = math.outputs(b, sums[begin : begin + math.vectors])
                 place = b.gep(out, [_I64(first // math.vectors * PANEL)])
                 b.store(values, b.bitcast(place, values.type.as_pointer()), align=4)
+
+
+def _shuffled(b: Any, left: Any, right: Any, lanes: Sequence[int]) -> Any:
+    """Those lanes of left, then right."""
+    return b.shuffle_vector(left, right, ir.Constant(ir.VectorType(_I32, len(lanes)), list(lanes)))
