@@ -16,6 +16,8 @@ BLOCK = 16
 """In-features that are packed together, and what group sizes are multiples of."""
 WORD_BITS = 32
 """Of what holds one output's codes in panels."""
+PLACES = {4: (0, 8, 16, 24, 4, 12, 20, 28), 8: (0, 8, 16, 24)}
+"""Where in such a word its codes begin, by their bits: one mask gives four neighbours, a byte each."""
 _CHUNK = 1 << 20
 """Codes unpacked at a time, so that no unpacked copy of a weight shows in memory."""
 
@@ -40,7 +42,7 @@ class PackedWeight:
     panels_of: int | None = None
     """N, where the rows lie in panels of 8, the last filled up with zeros: scales and zeros are then
     [ceil(N / 8), G, 8], and codes [ceil(N / 8), K / C, 8] words of C = 32 / bits codes each, as int32: code C w + i of
-    row 8 p + j is in the bits from i * bits on of word [p, w, j]."""
+    row 8 p + j is in the bits from PLACES[bits][i] on of word [p, w, j]."""
 
     @property
     def out_features(self) -> int:
@@ -66,9 +68,7 @@ class PackedWeight:
         n = self.panels_of
         if n is None:
             return unpack(self.codes, self.bits), self.scales, self.zeros
-        codes = torch.stack(
-            [self.codes >> at & 2**self.bits - 1 for at in range(0, WORD_BITS, self.bits)], dim=3
-        )
+        codes = torch.stack([self.codes >> place & 2**self.bits - 1 for place in PLACES[self.bits]], dim=3)
         scales, zeros = (part.transpose(1, 2).flatten(0, 1)[:n] for part in (self.scales, self.zeros))
         return codes.to(torch.uint8).transpose(1, 2).flatten(2).flatten(0, 1)[:n], scales, zeros
 
@@ -101,7 +101,7 @@ def in_panels(
         codes = _filled_up(unpack(weight.codes[first : first + step], weight.bits))
         words = codes.view(-1, PANEL, k // per_word, per_word).transpose(1, 2)
         held[first // PANEL :][: len(words)] = sum(
-            words[..., i].to(torch.int32) << i * weight.bits for i in range(per_word)
+            words[..., i].to(torch.int32) << place for i, place in enumerate(PLACES[weight.bits])
         )
     scales, zeros = (
         room((panels, part.shape[1], PANEL), part.dtype).copy_(

@@ -1,10 +1,10 @@
 """Products of numbers in base 256 with int8 weights in panels, four inputs in one instruction (AVX512-VNNI).
 
 A row comes as rows of signed digits, the most significant first; its products with a weight are those of its digits,
-weighed by powers of 256. The instruction takes one factor unsigned, so a weight enters as itself + 128 and a digit's
-sum starts at what that makes too much. A row of digits is k of them, zeros up to a multiple of `QUAD`, and that start,
--128 times their sum, in four bytes. All sums are integers, exact in any order: an element's bits depend on its row and
-its weights alone.
+weighed by powers of 256. A row of digits is k of them, zeros up to a multiple of `QUAD`, and for each group of inputs
+(here there is one) their sum in four bytes. The instruction takes one factor unsigned, so a weight enters as itself +
+128 and a digit's products are added to -128 times its sum. All sums are integers, exact in any order: an element's bits
+depend on its row and its weights alone.
 
 One core of an AMD EPYC (Zen 4) reaches 460 GOP/s a digit here, all that the instruction can, where
 fused multiply-adds of float32 can reach 116.
@@ -25,15 +25,11 @@ from .compiled import inner
 from .vector_ir import (
     L2,
     call_tiles,
-    constant,
     fused,
     lines_from,
-    nearest,
     pointers,
     prefetch,
     splat,
-    spread,
-    widened,
 )
 
 _FEATURES = binding.get_host_cpu_features()
@@ -46,21 +42,17 @@ HALF = BASE // 2
 """Digits are from -HALF to HALF - 1."""
 DIGITS = 3
 """Of a fixed-point number."""
-START_BYTES = 4
-"""At the end of a row of digits: what its sums start at."""
+SUM_BYTES = 4
+"""Of the sum of a group of digits, at the end of their row."""
 TILE_ROWS = 6
 """Rows of digits in a tile, at most."""
 PANELS_AT_ONCE = {1: 12, 2: 12, 3: 6, 4: 6, 5: 4, 6: 4}
 """By rows of digits: sums enough to hide how long an addition takes, few enough for the registers."""
-WIDE = 16
-"""Numbers that become digits at once."""
 AHEAD = 256
 """Bytes of a panel that are fetched before their turn."""
 
-_F32, _I8, _I16, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_F32, _I16, _I32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
 _SIGNS = 0x80808080
-_ZEROS = HALF * (BASE**DIGITS - 1) // (BASE - 1)
-"""Added to a number it leaves each digit + HALF in a byte of its own."""
 
 
 @intrinsic
@@ -89,53 +81,23 @@ def fixed_point_products(
     return types.void(out, word, codes, word, word, word, w, word, word, word, word), generate
 
 
-@intrinsic
-def write_digits(
-    typingctx: Any, codes: Any, at: Any, step: Any, x: Any, x_at: Any, count: Any, factor: Any
-) -> Any:
-    """codes[at + d * step + j] = digit d of x[x_at + j] * factor, rounded to the nearest (ties to even), for j < count.
-
-    codes is int8 and flat, x float32 and flat; the products are of less than `DIGITS` digits' magnitude.
-    """
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        arrays, (_, at, step, _, x_at, count, factor) = pointers(context, b, signature, args), args
-        word = count.type
-        whole = b.and_(count, word(-WIDE))
-        for first, last, lanes in ((word(0), whole, WIDE), (whole, count, 1)):
-            with cgutils.for_range_slice(b, first, last, word(lanes), word) as (j, _):
-                value = b.fmul(
-                    widened(b, arrays[3], b.add(x_at, j), types.float32, lanes), spread(b, factor, lanes)
-                )
-                kind = ir.VectorType(_I32, lanes) if lanes > 1 else _I32
-                bits = b.add(b.fptosi(nearest(b, value), kind), constant(kind, _ZEROS))
-                for d in range(DIGITS):
-                    digit = b.lshr(bits, constant(kind, 8 * (DIGITS - 1 - d)))
-                    digit = b.trunc(
-                        b.xor(digit, constant(kind, HALF)), ir.VectorType(_I8, lanes) if lanes > 1 else _I8
-                    )
-                    place = b.gep(arrays[0], [b.add(b.add(at, j), b.mul(step, word(d)))])
-                    b.store(digit, b.bitcast(place, digit.type.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    word = types.int64
-    return types.void(codes, word, word, x, word, word, types.float32), generate
+@inner
+def digit_step(k, group_size):  # type: ignore[no-untyped-def]
+    """Bytes of a row of k digits, in groups of so many."""
+    return (k + QUAD - 1) // QUAD * QUAD + (k + group_size - 1) // group_size * SUM_BYTES
 
 
 @inner
-def digit_step(k):  # type: ignore[no-untyped-def]
-    """Bytes of a row of k digits."""
-    return (k + QUAD - 1) // QUAD * QUAD + START_BYTES
-
-
-@inner
-def finish_row(row, k):  # type: ignore[no-untyped-def]
+def finish_row(row, k, group_size):  # type: ignore[no-untyped-def]
     """Write what comes after a row's k digits (int8)."""
-    total = np.int32(0)
-    for j in range(k):
-        total += np.int32(row[j])
-    row[k:] = np.int8(0)
-    row[row.size - START_BYTES :].view(np.int32)[0] = np.int32(-HALF) * total
+    end = (k + QUAD - 1) // QUAD * QUAD
+    row[k:end] = np.int8(0)
+    sums = row[end:].view(np.int32)
+    for g in range(sums.size):
+        total = np.int32(0)
+        for j in range(g * group_size, min(k, (g + 1) * group_size)):
+            total += np.int32(row[j])
+        sums[g] = total
 
 
 class Tile:
@@ -151,8 +113,9 @@ class Tile:
         out, out_step, codes, step, w, panels, size, soon = function.args
         word = size.type
         rows = [b.gep(codes, [b.mul(step, word(r))]) for r in range(self._all)]
-        end = b.sub(step, word(START_BYTES))
-        begins = [b.load(b.bitcast(b.gep(row, [end]), _I32.as_pointer()), align=1) for row in rows]
+        end = b.sub(step, word(SUM_BYTES))
+        totals = [b.load(b.bitcast(b.gep(row, [end]), _I32.as_pointer()), align=1) for row in rows]
+        begins = [b.mul(total, _I32(-HALF)) for total in totals]
         outs = [b.gep(out, [b.mul(out_step, word(m))]) for m in range(self._all // self._digits)]
         pairs = b.sdiv(b.add(size, word(PAIR - 1)), word(PAIR))
         panel_size, first = b.mul(pairs, word(PANEL * PAIR)), word(0)
@@ -194,7 +157,7 @@ class Tile:
                 place = b.bitcast(b.gep(row, [b.mul(pair, word(PAIR))]), _I32.as_pointer())
                 four = splat(b, b.load(place, align=1), PANEL * together)
                 for slot, value in zip(own, values, strict=True):
-                    b.store(_add_products(b, b.load(slot), value, four), slot)
+                    b.store(add_products(b, b.load(slot), value, four), slot)
 
         whole = b.and_(pairs, word(-2))
         with cgutils.for_range_slice(b, word(0), whole, word(2), word) as (pair, _):
@@ -207,7 +170,7 @@ class Tile:
         for m, out in enumerate(outs):
             digits = slots[m * self._digits : (m + 1) * self._digits]
             for v, sums in enumerate(zip(*digits, strict=True)):
-                value = _in_base(b, [b.load(slot) for slot in sums])
+                value = in_base(b, [b.load(slot) for slot in sums])
                 place = b.gep(out, [word(v * together * PANEL)])
                 b.store(value, b.bitcast(place, value.type.as_pointer()), align=4)
 
@@ -240,13 +203,14 @@ def _weights(b: Any, panels: list[Any], width: int) -> Any:
     return b.xor(b.bitcast(turned, quads), ir.Constant(quads, [_SIGNS] * quads.count))
 
 
-def _add_products(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+def add_products(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """int32 lanes: total + the sum of the four products of uint8 times int8."""
     kind = ir.FunctionType(total.type, [total.type] * 3)
     name = f"llvm.x86.avx512.vpdpbusd.{32 * total.type.count}"
     return b.call(cgutils.get_or_insert_function(b.module, kind, name), [total, unsigned, signed])
 
 
-def _in_base(b: Any, sums: list[Any]) -> Any:
+def in_base(b: Any, sums: list[Any]) -> Any:
     """The number whose digits these vectors are, the most significant first, as float32."""
     reals = [b.sitofp(value, ir.VectorType(_F32, value.type.count)) for value in sums]
     value = reals.pop()

@@ -1,9 +1,8 @@
 """Linear layers with weights in int8 and activations in float32, as good as exact.
 
-Where the processor has AVX512-VNNI a row of activations becomes fixed-point numbers of 24 bits, three digits in base
-256, and all products and sums are of integers (`digits`). A value loses what lies below 2^-23 of its row's largest
-magnitude, as it would when added to it in float32. A row that has no such scale, one with infinities or NaN or of
-extreme size, is multiplied in float32, whoever shares its batch; so is everything on other processors.
+Where the processor has AVX512-VNNI a row of activations becomes fixed-point numbers of 24 bits (`fixed_point`) and all
+products and sums are of integers. A row that has no such form is multiplied in float32; so is everything on other
+processors.
 
 GOP/s of one core of an AMD EPYC (Zen 4), float32 -> fixed point; the error of normal random rows (Frobenius, against
 float64) is 3e-7 to 5e-7 -> 1.5e-7:
@@ -29,54 +28,18 @@ from ..ops import W8A8_MAX_K
 from . import linears
 from .arrays import address, array_at, dense
 from .compiled import compiled, inner
-from .digits import (
-    BASE,
-    DIGITS,
-    TILE_ROWS,
-    X86_DIGITS,
-    digit_step,
-    finish_row,
-    fixed_point_products,
-    write_digits,
-)
+from .digits import DIGITS, TILE_ROWS, X86_DIGITS, digit_step, fixed_point_products
+from .fixed_point import fixed_point
 from .linears import PART_VALUES, STRIP, following, part_of_product, row_bands, scaled
 from .panels import panel_products
 from .recording import empty, launch
 from .team import APART, share, share_by_thread, spaced, thread_count
 
 ROWS = TILE_ROWS // DIGITS
-SMALLEST, LARGEST = np.int32(27), np.int32(227)
-"""Biased exponents of the largest magnitudes that have a scale: from 2^-100 to 2^100."""
-TOO_NEAR = np.int32(BASE**2 + BASE + 1)
-"""Last places of a float32: nearer to the next power of two its first digit would be 128: it takes that one's scale."""
-MAGNITUDE = np.int32(0x7FFFFFFF)
-"""A float32's bits but the sign."""
 CACHED_CODES = 65536
 """Bytes of digits worked on together: a share of the second-level cache."""
 PART_PRODUCTS = 250_000
 """Products in one part of the work: about 3 microseconds of one core."""
-
-
-@inner
-def _fixed_point(part, parts, codes, scales, x):  # type: ignore[no-untyped-def]
-    """One part of the rows of x as digits, `codes` [rows, DIGITS, step], and scales, powers of two; 0 for a row that
-    has none.
-    """
-    (rows, k), step = x.shape, codes.shape[2]
-    values, bits, scale_bits = x.reshape(rows * k), x.view(np.int32), scales.view(np.int32)
-    flat = codes.reshape(rows * DIGITS * step)
-    for t in range(rows * part // parts, rows * (part + 1) // parts):
-        row, largest = bits[t], np.int32(0)
-        for j in range(k):
-            largest = max(largest, np.int32(row[j] & MAGNITUDE))
-        exponent = np.int32(largest + TOO_NEAR) >> np.int32(23)
-        if not SMALLEST <= exponent <= LARGEST:
-            scales[t] = np.float32(0)
-            continue
-        scale_bits[t] = (exponent - np.int32(22)) << np.int32(23)
-        write_digits(flat, t * DIGITS * step, step, values, t * k, k, np.float32(1) / scales[t])
-        for d in range(t * DIGITS, (t + 1) * DIGITS):
-            finish_row(flat[d * step : (d + 1) * step], k)
 
 
 @inner
@@ -91,7 +54,7 @@ def _columns(  # type: ignore[no-untyped-def]
     (copies, rows, _, step), k, size = all_codes.shape, x.shape[1], scale.size
     copy = thread if copies > 1 else 0
     if copies > 1 and not ready[thread * APART]:
-        _fixed_point(0, 1, all_codes[copy], all_scales[copy], x)
+        fixed_point(0, 1, all_codes[copy], all_scales[copy], x, k)
         ready[thread * APART] = 1
     codes, row_scales = all_codes[copy].reshape(rows * DIGITS * step), all_scales[copy]
     panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
@@ -129,12 +92,15 @@ def _product(words, parts, out, x, rows, w, size, scale, bias, k):  # type: igno
     values, bands, threads = array_at(x, real, (rows, k)), row_bands(words, rows), thread_count(words)
     copies = threads if bands == 1 else 1
     codes, row_scales = (
-        np.empty((copies, rows, DIGITS, digit_step(k)), np.int8),
+        np.empty((copies, rows, DIGITS, digit_step(k, k)), np.int8),
         np.empty((copies, rows), np.float32),
     )
     if copies == 1:
         share(
-            words, max(1, min(rows, rows * k // PART_VALUES)), _fixed_point, (codes[0], row_scales[0], values)
+            words,
+            max(1, min(rows, rows * k // PART_VALUES)),
+            fixed_point,
+            (codes[0], row_scales[0], values, k),
         )
     share_by_thread(
         words, bands * max(1, parts // bands), _columns,

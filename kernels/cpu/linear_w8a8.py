@@ -82,7 +82,7 @@ def _quantize(part, parts, codes, scales, values, places, counts, x, limit):  # 
             magnitude = np.int32(row_bits[j] & MAGNITUDE)
             row_codes[j] = np.int32(rounded) if magnitude < limit else np.int32(0)
         if codes.itemsize == 1:
-            finish_row(row_codes, k)
+            finish_row(row_codes, k, k)
         found = 0
         for j in range(k if count else 0):
             if np.int32(row_bits[j] & MAGNITUDE) >= limit:
@@ -185,7 +185,7 @@ def _product(words, zero, out_at, x_at, rows, w_at, size, scale_at, bias_at, lim
     x, w = array_at(x_at, real, (rows, k)), array_at(w_at, np.int8(0), (stored,))
     bands, threads, limit = row_bands(words, rows), thread_count(words), np.int32(limit)
     copies = threads if bands == 1 else 1
-    codes, row_scales = np.full((copies, rows, digit_step(k)), zero), np.empty((copies, rows), np.float32)
+    codes, row_scales = np.full((copies, rows, digit_step(k, k)), zero), np.empty((copies, rows), np.float32)
     values, places = np.empty((copies, rows, k), np.float32), np.empty((copies, rows, k), np.int64)
     counts, columns = np.empty((copies, rows), np.int64), np.empty((copies, k), np.int64)
     found = spaced(copies)

@@ -21,13 +21,13 @@ INFINITE, NAN = float("inf"), float("nan")
 
 @numba.njit
 def row_bytes(k):  # type: ignore[no-untyped-def]
-    return digits.digit_step(k)
+    return digits.digit_step(k, k)
 
 
 @numba.njit
 def finish(rows, k):  # type: ignore[no-untyped-def]
     for row in rows:
-        digits.finish_row(row, k)
+        digits.finish_row(row, k, k)
 
 
 def in_rows(numbers: np.ndarray) -> np.ndarray:

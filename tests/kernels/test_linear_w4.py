@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import pytest
 import torch
 from heddle.kernels import cpu, triton
-from heddle.kernels.ops import Ops
+from heddle.kernels.ops import W8A8_MAX_K, Ops
 from heddle.kernels.packed_weight import PackedWeight, pack, unpack
 
 Check = Callable[..., None]
@@ -143,3 +144,81 @@ def test_rows_that_are_a_slice_of_wider_ones(ops: Ops, check: Check) -> None:
     weight, wide = layer(32, 64, 32, 4)
     x = torch.randn(6, 200)[:, 40:104]
     check(ops.linear_w4(x, ops.hold_packed(weight), None), x.double() @ wide.T, 2.0)
+
+
+@pytest.fixture
+def in_float(monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
+    """`linear_w4` as on a processor without AVX512-VNNI."""
+
+    def linear(*arguments: object) -> torch.Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(importlib.import_module("heddle.kernels.cpu.linear_w4"), "X86_DIGITS", False)
+            return cpu.linear_w4(*arguments)  # type: ignore[arg-type]
+
+    return linear
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("n", "k", "group_size"), SHAPES)
+def test_products_without_vnni(
+    in_float: Callable[..., torch.Tensor], check: Check, bits: int, n: int, k: int, group_size: int
+) -> None:
+    weight, wide = layer(n, k, group_size, bits)
+    held, bias, x = cpu.hold_packed(weight), torch.randn(n), torch.randn(17, k)
+    got = in_float(x, held, bias)
+    check(got, x.double() @ wide.T + bias.double(), 2.0)
+    assert torch.equal(torch.cat([in_float(row, held, bias) for row in x.split(5)]), got)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38, 1e-35])
+@pytest.mark.parametrize("rows", [1, 2, 3, 70])
+def test_rows_without_a_fixed_point_form_are_multiplied_in_float32(
+    in_float: Callable[..., torch.Tensor], bits: int, value: float, rows: int
+) -> None:
+    """With the bits of other processors, and nothing of it in the other rows."""
+    weight, _ = layer(40, 96, 32, bits)
+    held, x, bias = cpu.hold_packed(weight), torch.randn(rows, 96), torch.randn(40)
+    before = cpu.linear_w4(x, held, bias)
+    for place in range(0, rows, 3):
+        changed = x.clone()
+        if abs(value) < 1:
+            changed[place] = 0
+        changed[place, 5] = value
+        got, want = cpu.linear_w4(changed, held, bias), in_float(changed, held, bias)
+        torch.testing.assert_close(got[place], want[place], rtol=0, atol=0, equal_nan=True)
+        others = torch.arange(rows) != place
+        assert torch.equal(got[others], before[others])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("size", [1e-29, 1e-3, 1.99, 1e4, 1e29])
+def test_rows_of_every_size(check: Check, bits: int, size: float) -> None:
+    weight, wide = layer(40, 96, 32, bits)
+    x = (torch.rand(5, 96) * 2 - 1) * size
+    x[0, 7], x[1, 8], x[2] = size, -size, 0
+    got, want = cpu.linear_w4(x, cpu.hold_packed(weight), None), x.double() @ wide.T
+    for row, expected in zip(got, want, strict=True):
+        check(row, expected, 2.0)
+    assert (got[2] == 0).all()
+
+
+def test_scales_of_every_size_over_rows_of_every_size(check: Check) -> None:
+    """What is put together of digits is far larger than what it stands for: it must not overflow."""
+    for scale, size in ((1e37, 1e-29), (1e-38, 1e29), (1e-30, 1e29)):
+        weight, _ = layer(24, 64, 32, 4)
+        weight.scales.fill_(scale)
+        wide, x = weight.values().double(), (torch.rand(3, 64) * 2 - 1) * size
+        check(cpu.linear_w4(x, cpu.hold_packed(weight), None), x.double() @ wide.T, 2.0)
+
+
+@pytest.mark.parametrize("code", [0, 255])
+def test_sums_of_the_largest_numbers(code: int) -> None:
+    k = W8A8_MAX_K // 32 * 16
+    zeros = torch.full((8, 1), 255 - code, dtype=torch.uint8)
+    codes = torch.full((8, k), code, dtype=torch.uint8)
+    held = cpu.hold_packed(PackedWeight(codes, torch.ones(8, 1), zeros, None, 8, k))
+    for value in (1.9, -2.0):
+        want = torch.tensor(value).double() * (2 * code - 255) * k
+        got = cpu.linear_w4(torch.full((1, k), value), held, None)[0]
+        torch.testing.assert_close(got.double(), want.expand(8), rtol=3e-7, atol=0)
