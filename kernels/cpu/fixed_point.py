@@ -2,6 +2,8 @@
 
 A value loses what lies below 2^-23 of its row's largest magnitude, as it would when added to it in float32. A row with
 infinities or NaN or of extreme size has no such form and is multiplied in float32, whoever shares its batch.
+
+Few rows become digits in each thread for itself, since that takes less than what another core wrote takes to arrive.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compiled import inner
-from .digits import BASE, DIGITS, HALF, finish_row
+from .digits import BASE, DIGITS, HALF, digit_step, finish_row
+from .linears import PART_VALUES
+from .team import APART, share, thread_count
 from .vector_ir import constant, nearest, pointers, spread, widened
 
 WIDE = 16
@@ -33,10 +37,37 @@ _ZEROS = HALF * (BASE**DIGITS - 1) // (BASE - 1)
 
 
 @inner
-def fixed_point(part, parts, codes, scales, x, group_size):  # type: ignore[no-untyped-def]
-    """One part of the rows of x as digits, `codes` [rows, DIGITS, step], each row of them as `digits` tells, inputs in
-    groups of `group_size`, and scales, powers of two; 0 for a row that has none.
+def fixed_point(words, x, group_size, bands):  # type: ignore[no-untyped-def]
+    """For `own_fixed_point`: digits of the rows of x [rows, k], with inputs in groups of `group_size`, int8 [copies,
+    rows, DIGITS, step], and scales, powers of two, float32 [copies, rows].
+
+    With several bands of rows they are there afterwards, one copy; else there is room for each thread's own.
     """
+    (rows, k), copies = x.shape, thread_count(words) if bands == 1 else 1
+    codes = np.empty((copies, rows, DIGITS, digit_step(k, group_size)), np.int8)
+    scales = np.empty((copies, rows), np.float32)
+    if copies == 1:
+        parts = max(1, min(rows, rows * k // PART_VALUES))
+        share(words, parts, _write_rows, (codes[0], scales[0], x, group_size))
+    return codes, scales
+
+
+@inner
+def own_fixed_point(thread, ready, all_codes, all_scales, x, group_size):  # type: ignore[no-untyped-def]
+    """The digits that a thread reads, flat, each row of them as `digits` tells, and the rows' scales; 0 for a row that
+    has none. It makes its own when it first asks: ready[thread * APART].
+    """
+    copies, rows, _, step = all_codes.shape
+    copy = thread if copies > 1 else 0
+    if copies > 1 and not ready[thread * APART]:
+        _write_rows(0, 1, all_codes[copy], all_scales[copy], x, group_size)
+        ready[thread * APART] = 1
+    return all_codes[copy].reshape(rows * DIGITS * step), all_scales[copy]
+
+
+@inner
+def _write_rows(part, parts, codes, scales, x, group_size):  # type: ignore[no-untyped-def]
+    """One part of the rows of x as digits and scales."""
     (rows, k), step = x.shape, codes.shape[2]
     values, bits, scale_bits = x.reshape(rows * k), x.view(np.int32), scales.view(np.int32)
     flat = codes.reshape(rows * DIGITS * step)

@@ -14,8 +14,6 @@ float64) is 3e-7 to 5e-7 -> 1.5e-7:
 
 The demo base has rows with values hundreds of times the others: its logits are 3.6e-6 from those of its dequantised
 weights in float32, where sums in float32 are 1.5e-6 from them.
-
-Few rows become digits in each thread for itself, since that takes less than what another core wrote takes to arrive.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ from ..ops import W8A8_MAX_K
 from . import linears
 from .arrays import address, array_at, dense
 from .compiled import compiled, inner
-from .digits import DIGITS, TILE_ROWS, X86_DIGITS, digit_step, fixed_point_products
-from .fixed_point import fixed_point
-from .linears import PART_VALUES, STRIP, following, part_of_product, row_bands, scaled
+from .digits import DIGITS, TILE_ROWS, X86_DIGITS, fixed_point_products
+from .fixed_point import fixed_point, own_fixed_point
+from .linears import STRIP, following, part_of_product, row_bands, scaled
 from .panels import panel_products
 from .recording import empty, launch
-from .team import APART, share, share_by_thread, spaced, thread_count
+from .team import share_by_thread, spaced, thread_count
 
 ROWS = TILE_ROWS // DIGITS
 CACHED_CODES = 65536
@@ -46,17 +44,9 @@ PART_PRODUCTS = 250_000
 def _columns(  # type: ignore[no-untyped-def]
     thread, part, parts, bands, ready, out, all_codes, all_scales, x, w, scale, bias
 ):
-    """One part of out [rows * size]; `w` (in panels) is flat.
-
-    `all_codes` and `all_scales` are of the rows of x, or there are as many of them as threads, and each makes its own
-    when it comes to its first part: ready[thread * APART].
-    """
-    (copies, rows, _, step), k, size = all_codes.shape, x.shape[1], scale.size
-    copy = thread if copies > 1 else 0
-    if copies > 1 and not ready[thread * APART]:
-        fixed_point(0, 1, all_codes[copy], all_scales[copy], x, k)
-        ready[thread * APART] = 1
-    codes, row_scales = all_codes[copy].reshape(rows * DIGITS * step), all_scales[copy]
+    """One part of out [rows * size]; `w` (in panels) is flat."""
+    (rows, k), step, size = x.shape, all_codes.shape[3], scale.size
+    codes, row_scales = own_fixed_point(thread, ready, all_codes, all_scales, x, k)
     panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
     block = max(1, CACHED_CODES // (k * DIGITS * ROWS)) * ROWS
@@ -89,23 +79,12 @@ def _columns(  # type: ignore[no-untyped-def]
 def _product(words, parts, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
     real = np.float32(0)
     stored = (size + PANEL - 1) // PANEL * PANEL * ((k + 1) // PAIR * PAIR)
-    values, bands, threads = array_at(x, real, (rows, k)), row_bands(words, rows), thread_count(words)
-    copies = threads if bands == 1 else 1
-    codes, row_scales = (
-        np.empty((copies, rows, DIGITS, digit_step(k, k)), np.int8),
-        np.empty((copies, rows), np.float32),
-    )
-    if copies == 1:
-        share(
-            words,
-            max(1, min(rows, rows * k // PART_VALUES)),
-            fixed_point,
-            (codes[0], row_scales[0], values, k),
-        )
+    values, bands = array_at(x, real, (rows, k)), row_bands(words, rows)
+    codes, row_scales = fixed_point(words, values, k, bands)
     share_by_thread(
         words, bands * max(1, parts // bands), _columns,
         (
-            bands, spaced(threads), array_at(out, real, (rows * size,)), codes, row_scales, values,
+            bands, spaced(thread_count(words)), array_at(out, real, (rows * size,)), codes, row_scales, values,
             array_at(w, np.int8(0), (stored,)), array_at(scale, real, (size,)),
             array_at(bias, real, (size if bias else 0,)),
         ),

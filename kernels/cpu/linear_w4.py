@@ -29,14 +29,14 @@ from ..ops import W8A8_MAX_K
 from ..packed_weight import WORD_BITS, PackedWeight
 from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
-from .digits import DIGITS, TILE_ROWS, X86_DIGITS, digit_step
-from .fixed_point import fixed_point
+from .digits import DIGITS, TILE_ROWS, X86_DIGITS
+from .fixed_point import fixed_point, own_fixed_point
 from .linears import CACHED_VALUES, PART_VALUES, STRIP, following, part_of_product, row_bands, scaled
 from .packed_digits import packed_fixed_point_products
 from .packed_panels import packed_products
 from .panels import ROWS
 from .recording import empty, launch
-from .team import APART, share, share_by_thread, spaced, thread_count
+from .team import share, share_by_thread, spaced, thread_count
 
 DIGIT_ROWS = TILE_ROWS // DIGITS
 """Rows of fixed-point numbers in a tile."""
@@ -124,17 +124,9 @@ def _columns_of_digits(  # type: ignore[no-untyped-def]
     thread, part, parts, bands, ready, out, all_digits, all_factors, x, codes, scales, zeros, bits, group_size, size,
     bias,
 ):  # fmt: skip
-    """The same by way of fixed-point numbers.
-
-    `all_digits` and `all_factors` are of the rows of x, or there are as many of them as threads, and each makes its own
-    when it comes to its first part: ready[thread * APART].
-    """
-    (copies, rows, _, digits_step), k = all_digits.shape, x.shape[1]
-    copy = thread if copies > 1 else 0
-    if copies > 1 and not ready[thread * APART]:
-        fixed_point(0, 1, all_digits[copy], all_factors[copy], x, group_size)
-        ready[thread * APART] = 1
-    digits, factors = all_digits[copy].reshape(rows * DIGITS * digits_step), all_factors[copy]
+    """The same by way of fixed-point numbers."""
+    (rows, k), digits_step = x.shape, all_digits.shape[3]
+    digits, factors = own_fixed_point(thread, ready, all_digits, all_factors, x, group_size)
     panels, groups = (size + PANEL - 1) // PANEL, (k + group_size - 1) // group_size
     panel_size = k * bits // WORD_BITS * PANEL
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
@@ -202,17 +194,12 @@ def _product_of_digits(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     real, octet, word = np.float32(0), np.uint8(0), np.int32(0)
     full, groups = (size + PANEL - 1) // PANEL * PANEL, (k + group_size - 1) // group_size
-    values, bands, threads = array_at(x, real, (rows, k)), row_bands(words, rows), thread_count(words)
-    copies = threads if bands == 1 else 1
-    digits = np.empty((copies, rows, DIGITS, digit_step(k, group_size)), np.int8)
-    factors = np.empty((copies, rows), np.float32)
-    if copies == 1:
-        making = max(1, min(rows, rows * k // PART_VALUES))
-        share(words, making, fixed_point, (digits[0], factors[0], values, group_size))
+    values, bands = array_at(x, real, (rows, k)), row_bands(words, rows)
+    digits, factors = fixed_point(words, values, group_size, bands)
     share_by_thread(
         words, bands * max(1, parts // bands), _columns_of_digits,
         (
-            bands, spaced(threads), array_at(out, real, (rows * size,)), digits, factors, values,
+            bands, spaced(thread_count(words)), array_at(out, real, (rows * size,)), digits, factors, values,
             array_at(codes, word, (full * k * bits // WORD_BITS,)), array_at(scales, kind, (full * groups,)),
             array_at(zeros, octet, (full * groups,)), bits, group_size, size,
             array_at(bias, real, (size if bias else 0,)),
