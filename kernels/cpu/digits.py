@@ -88,16 +88,13 @@ def digit_step(k, group_size):  # type: ignore[no-untyped-def]
 
 
 @inner
-def finish_row(row, k, group_size):  # type: ignore[no-untyped-def]
-    """Write what comes after a row's k digits (int8)."""
-    end = (k + QUAD - 1) // QUAD * QUAD
-    row[k:end] = np.int8(0)
-    sums = row[end:].view(np.int32)
-    for g in range(sums.size):
-        total = np.int32(0)
-        for j in range(g * group_size, min(k, (g + 1) * group_size)):
-            total += np.int32(row[j])
-        sums[g] = total
+def finish_row(row, k):  # type: ignore[no-untyped-def]
+    """Write what comes after a row's k digits (int8), all in one group."""
+    total = np.int32(0)
+    for j in range(k):
+        total += np.int32(row[j])
+    row[k:] = np.int8(0)
+    row[row.size - SUM_BYTES :].view(np.int32)[0] = total
 
 
 class Tile:

@@ -8,6 +8,7 @@ Few rows become digits in each thread for itself, since that takes less than wha
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compiled import inner
-from .digits import BASE, DIGITS, HALF, digit_step, finish_row
+from .digits import BASE, DIGITS, HALF, QUAD, SUM_BYTES, add_products, digit_step
 from .linears import PART_VALUES
 from .team import APART, share, thread_count
 from .vector_ir import constant, nearest, pointers, spread, widened
@@ -32,6 +33,7 @@ MAGNITUDE = np.int32(0x7FFFFFFF)
 """A float32's bits but the sign."""
 
 _I8, _I32 = ir.IntType(8), ir.IntType(32)
+_ONES = 0x01010101
 _ZEROS = HALF * (BASE**DIGITS - 1) // (BASE - 1)
 """Added to a number it leaves each digit + HALF in a byte of its own."""
 
@@ -80,39 +82,75 @@ def _write_rows(part, parts, codes, scales, x, group_size):  # type: ignore[no-u
             scales[t] = np.float32(0)
             continue
         scale_bits[t] = (exponent - np.int32(22)) << np.int32(23)
-        write_digits(flat, t * DIGITS * step, step, values, t * k, k, np.float32(1) / scales[t])
-        for d in range(t * DIGITS, (t + 1) * DIGITS):
-            finish_row(flat[d * step : (d + 1) * step], k, group_size)
+        write_digits(flat, t * DIGITS * step, step, values, t * k, k, np.float32(1) / scales[t], group_size)
 
 
 @intrinsic
 def write_digits(
-    typingctx: Any, codes: Any, at: Any, step: Any, x: Any, x_at: Any, count: Any, factor: Any
+    typingctx: Any,
+    codes: Any,
+    at: Any,
+    step: Any,
+    x: Any,
+    x_at: Any,
+    count: Any,
+    factor: Any,
+    group_size: Any,
 ) -> Any:
-    """codes[at + d * step + j] = digit d of x[x_at + j] * factor, rounded to the nearest (ties to even), for j < count.
+    """codes[at + d * step + j] = digit d of x[x_at + j] * factor, rounded to the nearest (ties to even), for j < count;
+    and what comes after them in each row of digits, inputs in groups of `group_size`, a multiple of `WIDE` or all.
 
     codes is int8 and flat, x float32 and flat; the products are of less than `DIGITS` digits' magnitude.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        arrays, (_, at, step, _, x_at, count, factor) = pointers(context, b, signature, args), args
-        word = count.type
-        whole = b.and_(count, word(-WIDE))
-        for first, last, lanes in ((word(0), whole, WIDE), (whole, count, 1)):
-            with cgutils.for_range_slice(b, first, last, word(lanes), word) as (j, _):
-                value = b.fmul(
-                    widened(b, arrays[3], b.add(x_at, j), types.float32, lanes), spread(b, factor, lanes)
-                )
-                kind = ir.VectorType(_I32, lanes) if lanes > 1 else _I32
-                bits = b.add(b.fptosi(nearest(b, value), kind), constant(kind, _ZEROS))
-                for d in range(DIGITS):
-                    digit = b.lshr(bits, constant(kind, 8 * (DIGITS - 1 - d)))
-                    digit = b.trunc(
-                        b.xor(digit, constant(kind, HALF)), ir.VectorType(_I8, lanes) if lanes > 1 else _I8
+        arrays, (_, at, step, _, x_at, count, factor, group_size) = (
+            pointers(context, b, signature, args),
+            args,
+        )
+        word, four = count.type, ir.VectorType(_I32, WIDE // QUAD)
+        rows = [b.gep(arrays[0], [b.add(at, b.mul(step, word(d)))]) for d in range(DIGITS)]
+        end = b.and_(b.add(count, word(QUAD - 1)), word(-QUAD))
+        for row in rows:
+            b.store(_I32(0), b.bitcast(b.gep(row, [b.sub(end, word(QUAD))]), _I32.as_pointer()), align=1)
+        sums = [cgutils.alloca_once(b, four) for _ in rows]
+        totals = [cgutils.alloca_once(b, _I32) for _ in rows]
+        groups = b.udiv(b.sub(b.add(count, group_size), word(1)), group_size)
+
+        def write(j: Any, lanes: int) -> list[Any]:
+            """The digits of `lanes` numbers from j on."""
+            value = widened(b, arrays[3], b.add(x_at, j), types.float32, lanes)
+            kind = ir.VectorType(_I32, lanes) if lanes > 1 else _I32
+            rounded = b.fptosi(nearest(b, b.fmul(value, spread(b, factor, lanes))), kind)
+            bits, digits = b.add(rounded, constant(kind, _ZEROS)), []
+            for d, row in enumerate(rows):
+                digit = b.xor(b.lshr(bits, constant(kind, 8 * (DIGITS - 1 - d))), constant(kind, HALF))
+                digits.append(b.trunc(digit, ir.VectorType(_I8, lanes) if lanes > 1 else _I8))
+                b.store(digits[d], b.bitcast(b.gep(row, [j]), digits[d].type.as_pointer()), align=1)
+            return digits
+
+        with cgutils.for_range(b, groups) as loop:
+            begin = b.mul(loop.index, group_size)
+            stop = b.add(begin, group_size)
+            stop = b.select(b.icmp_signed("<", stop, count), stop, count)
+            whole = b.add(begin, b.and_(b.sub(stop, begin), word(-WIDE)))
+            for slot in sums:
+                b.store(constant(four, 0), slot)
+            with cgutils.for_range_slice(b, begin, whole, word(WIDE), word) as (j, _):
+                for slot, digit in zip(sums, write(j, WIDE), strict=True):
+                    b.store(
+                        add_products(b, b.load(slot), constant(four, _ONES), b.bitcast(digit, four)), slot
                     )
-                    place = b.gep(arrays[0], [b.add(b.add(at, j), b.mul(step, word(d)))])
-                    b.store(digit, b.bitcast(place, digit.type.as_pointer()), align=1)
+            for slot, total in zip(sums, totals, strict=True):
+                lanes = [b.extract_element(b.load(slot), _I32(i)) for i in range(four.count)]
+                b.store(reduce(b.add, lanes), total)
+            with cgutils.for_range_slice(b, whole, stop, word(1), word) as (j, _):
+                for total, digit in zip(totals, write(j, 1), strict=True):
+                    b.store(b.add(b.load(total), b.sext(digit, _I32)), total)
+            for row, total in zip(rows, totals, strict=True):
+                place = b.gep(row, [b.add(end, b.mul(loop.index, word(SUM_BYTES)))])
+                b.store(b.load(total), b.bitcast(place, _I32.as_pointer()), align=1)
         return context.get_dummy_value()
 
     word = types.int64
-    return types.void(codes, word, word, x, word, word, types.float32), generate
+    return types.void(codes, word, word, x, word, word, types.float32, word), generate

@@ -28,7 +28,7 @@ from .arrays import address, array_at, dense
 from .compiled import compiled, inner
 from .digits import DIGITS, TILE_ROWS, X86_DIGITS, fixed_point_products
 from .fixed_point import fixed_point, own_fixed_point
-from .linears import STRIP, following, part_of_product, row_bands, scaled
+from .linears import ONE, STRIP, following, part_of_product, row_bands, scaled
 from .panels import panel_products
 from .recording import empty, launch
 from .team import share_by_thread, spaced, thread_count
@@ -69,10 +69,8 @@ def _columns(  # type: ignore[no-untyped-def]
                             sums[place:], STRIP * PANEL, x.reshape(rows * k), m * k, k, np.int64(1), w,
                             q * panel_size, count, k, soon,
                         )  # fmt: skip
-                    else:
-                        for i in range(place, place + width):
-                            sums[i] *= factor
-                    scaled(out, m * size + n, sums, place, scale, bias, n, width)
+                        factor = ONE
+                    scaled(out, m * size + n, sums, place, factor, scale, bias, n, width)
 
 
 @compiled

@@ -31,7 +31,7 @@ from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
 from .digits import DIGITS, TILE_ROWS, X86_DIGITS
 from .fixed_point import fixed_point, own_fixed_point
-from .linears import CACHED_VALUES, PART_VALUES, STRIP, following, part_of_product, row_bands, scaled
+from .linears import CACHED_VALUES, ONE, PART_VALUES, STRIP, following, part_of_product, row_bands, scaled
 from .packed_digits import packed_fixed_point_products
 from .packed_panels import packed_products
 from .panels import ROWS
@@ -115,7 +115,7 @@ def _columns(part, parts, bands, out, x, rows, codes, scales, zeros, bits, group
                     sums, 0, x, t * k, height, codes, scales, zeros, bits, q, count, k, group_size, groups
                 )
                 for m in range(height):
-                    scaled(out, (t + m) * size + n, sums, m * step, none, bias, n, width)
+                    scaled(out, (t + m) * size + n, sums, m * step, ONE, none, bias, n, width)
                 t += height
 
 
@@ -151,7 +151,7 @@ def _columns_of_digits(  # type: ignore[no-untyped-def]
                             sums, m * step, x.reshape(rows * k), (t + m) * k, np.int64(1), codes, scales, zeros, bits,
                             q, count, k, group_size, groups,
                         )  # fmt: skip
-                    scaled(out, (t + m) * size + n, sums, m * step, none, bias, n, width)
+                    scaled(out, (t + m) * size + n, sums, m * step, ONE, none, bias, n, width)
 
 
 @inner

@@ -82,7 +82,7 @@ def _quantize(part, parts, codes, scales, values, places, counts, x, limit):  # 
             magnitude = np.int32(row_bits[j] & MAGNITUDE)
             row_codes[j] = np.int32(rounded) if magnitude < limit else np.int32(0)
         if codes.itemsize == 1:
-            finish_row(row_codes, k, k)
+            finish_row(row_codes, k)
         found = 0
         for j in range(k if count else 0):
             if np.int32(row_bits[j] & MAGNITUDE) >= limit:

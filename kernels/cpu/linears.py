@@ -21,25 +21,26 @@ PART_PRODUCTS = 150_000
 """Products in one part of the work: about 3 microseconds of one core."""
 BAND_ROWS = 32
 """Rows for each thread from which on it gets rows of its own, in every product the same, instead of columns."""
+ONE = np.float32(1)
 PART_VALUES = 16384
 """Activations made ready in one part of the work: about as long."""
 
 
 @inner
-def scaled(out, at, sums, sums_at, scale, bias, n, width):  # type: ignore[no-untyped-def]
-    """out[at + i] = sums[sums_at + i] * scale[n + i] + bias[n + i] for i < width; either may be empty."""
+def scaled(out, at, sums, sums_at, factor, scale, bias, n, width):  # type: ignore[no-untyped-def]
+    """out[at + i] = sums[sums_at + i] * factor * scale[n + i] + bias[n + i] for i < width; arrays may be empty."""
     if scale.size and bias.size:
         for i in range(width):
-            store(out, at + i, load(sums, sums_at + i) * load(scale, n + i) + load(bias, n + i))
+            store(out, at + i, load(sums, sums_at + i) * factor * load(scale, n + i) + load(bias, n + i))
     elif scale.size:
         for i in range(width):
-            store(out, at + i, load(sums, sums_at + i) * load(scale, n + i))
+            store(out, at + i, load(sums, sums_at + i) * factor * load(scale, n + i))
     elif bias.size:
         for i in range(width):
-            store(out, at + i, load(sums, sums_at + i) + load(bias, n + i))
+            store(out, at + i, load(sums, sums_at + i) * factor + load(bias, n + i))
     else:
         for i in range(width):
-            store(out, at + i, load(sums, sums_at + i))
+            store(out, at + i, load(sums, sums_at + i) * factor)
 
 
 @inner
@@ -91,7 +92,7 @@ def _columns(part, parts, bands, out, x, rows, w, size, scale, bias, k):  # type
                 soon = following(q, count, t - first, last - first, panel_size)
                 panel_products(sums, STRIP * PANEL, x, t * k, k, height, w, q * panel_size, count, k, soon)
                 for m in range(height):
-                    scaled(out, (t + m) * size + n, sums, m * STRIP * PANEL, scale, bias, n, width)
+                    scaled(out, (t + m) * size + n, sums, m * STRIP * PANEL, ONE, scale, bias, n, width)
                 t += height
 
 
