@@ -76,9 +76,23 @@ def perplexity(sums: Sequence[float], windows: Sequence[Sequence[int]]) -> float
     return math.exp(math.fsum(sums) / sum(len(window) - 1 for window in windows))
 
 
-def heddle_perplexity(folder: Path, quantization: str, windows: Sequence[list[int]]) -> float:
+def heddle_perplexity(
+    folder: Path,
+    quantization: str,
+    windows: Sequence[list[int]],
+    *,
+    quantize_head: bool = False,
+    int8_activations: bool = False,
+) -> float:
     threads = torch.get_num_threads()
-    with LLM(folder, quantization=quantization, pool_memory=1 << 28, num_threads=threads) as llm:
+    with LLM(
+        folder,
+        quantization=quantization,
+        quantize_head=quantize_head,
+        int8_activations=int8_activations,
+        pool_memory=1 << 28,
+        num_threads=threads,
+    ) as llm:
         return perplexity([surprise(llm.logits([window])[0], window) for window in windows], windows)
 
 
@@ -100,6 +114,8 @@ def report_perplexity(
     plain = heddle_perplexity(base, "none", windows)
     found = {FLOAT: plain, f"{FLOAT}, in transformers": transformers_perplexity(base, windows)}
     found["INT8"] = heddle_perplexity(base, "int8", windows)
+    found["INT8, head too"] = heddle_perplexity(base, "int8", windows, quantize_head=True)
+    found["INT8, int8 activations"] = heddle_perplexity(base, "int8", windows, int8_activations=True)
     for name, folder in forms.items():
         found[name] = heddle_perplexity(folder, "auto", windows)
     with nearest_folder(base) as folder:
