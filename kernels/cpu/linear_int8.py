@@ -31,10 +31,10 @@ from .fixed_point import fixed_point, own_fixed_point
 from .linears import ONE, STRIP, following, part_of_product, row_bands, scaled
 from .panels import panel_products
 from .recording import empty, launch
-from .team import share_by_thread, spaced, thread_count
+from .team import ends_share, share_by_thread, spaced, thread_count
 
 ROWS = TILE_ROWS // DIGITS
-CACHED_CODES = 65536
+CACHED_CODES = 131072
 """Bytes of digits worked on together: a share of the second-level cache."""
 PART_PRODUCTS = 250_000
 """Products in one part of the work: about 3 microseconds of one core."""
@@ -42,13 +42,14 @@ PART_PRODUCTS = 250_000
 
 @inner
 def _columns(  # type: ignore[no-untyped-def]
-    thread, part, parts, bands, ready, out, all_codes, all_scales, x, w, scale, bias
+    thread, part, parts, threads, bands, ready, out, all_codes, all_scales, x, w, scale, bias
 ):
     """One part of out [rows * size]; `w` (in panels) is flat."""
     (rows, k), step, size = x.shape, all_codes.shape[3], scale.size
     codes, row_scales = own_fixed_point(thread, ready, all_codes, all_scales, x, k)
     panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
+    stop = end if ends_share(part, parts, threads) else panels
     block = max(1, CACHED_CODES // (k * DIGITS * ROWS)) * ROWS
     sums = np.empty(ROWS * STRIP * PANEL, np.float32)
     for first in range(top, bottom, block):
@@ -58,7 +59,7 @@ def _columns(  # type: ignore[no-untyped-def]
             width = min(count * PANEL, size - n)
             for t in range(first, last, ROWS):
                 height = min(ROWS, last - t)
-                soon = following(q, count, t - first, last - first, panel_size)
+                soon = following(q, count, stop, t - first, last - first, panel_size)
                 fixed_point_products(
                     sums, STRIP * PANEL, codes, t, step, height, w, q * panel_size, count, k, soon
                 )
@@ -77,12 +78,12 @@ def _columns(  # type: ignore[no-untyped-def]
 def _product(words, parts, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
     real = np.float32(0)
     stored = (size + PANEL - 1) // PANEL * PANEL * ((k + 1) // PAIR * PAIR)
-    values, bands = array_at(x, real, (rows, k)), row_bands(words, rows)
+    values, bands, threads = array_at(x, real, (rows, k)), row_bands(words, rows), thread_count(words)
     codes, row_scales = fixed_point(words, values, k, bands)
     share_by_thread(
         words, bands * max(1, parts // bands), _columns,
         (
-            bands, spaced(thread_count(words)), array_at(out, real, (rows * size,)), codes, row_scales, values,
+            threads, bands, spaced(threads), array_at(out, real, (rows * size,)), codes, row_scales, values,
             array_at(w, np.int8(0), (stored,)), array_at(scale, real, (size,)),
             array_at(bias, real, (size if bias else 0,)),
         ),

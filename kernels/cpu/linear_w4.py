@@ -36,11 +36,11 @@ from .packed_digits import packed_fixed_point_products
 from .packed_panels import packed_products
 from .panels import ROWS
 from .recording import empty, launch
-from .team import share, share_by_thread, spaced, thread_count
+from .team import ends_share, share, share_by_thread, spaced, thread_count
 
 DIGIT_ROWS = TILE_ROWS // DIGITS
 """Rows of fixed-point numbers in a tile."""
-CACHED_CODES = 65536
+CACHED_CODES = 131072
 """Bytes of digits worked on together: a share of the second-level cache."""
 PART_PRODUCTS = 150_000
 """Products in one part of the work: about 3 microseconds of one core."""
@@ -121,8 +121,8 @@ def _columns(part, parts, bands, out, x, rows, codes, scales, zeros, bits, group
 
 @inner
 def _columns_of_digits(  # type: ignore[no-untyped-def]
-    thread, part, parts, bands, ready, out, all_digits, all_factors, x, codes, scales, zeros, bits, group_size, size,
-    bias,
+    thread, part, parts, threads, bands, ready, out, all_digits, all_factors, x, codes, scales, zeros, bits, group_size,
+    size, bias,
 ):  # fmt: skip
     """The same by way of fixed-point numbers."""
     (rows, k), digits_step = x.shape, all_digits.shape[3]
@@ -130,6 +130,7 @@ def _columns_of_digits(  # type: ignore[no-untyped-def]
     panels, groups = (size + PANEL - 1) // PANEL, (k + group_size - 1) // group_size
     panel_size = k * bits // WORD_BITS * PANEL
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
+    stop = end if ends_share(part, parts, threads) else panels
     block = max(1, CACHED_CODES // (k * DIGITS * DIGIT_ROWS)) * DIGIT_ROWS
     step, none = STRIP * PANEL, np.empty(0, np.float32)
     sums = np.empty(DIGIT_ROWS * step, np.float32)
@@ -140,7 +141,7 @@ def _columns_of_digits(  # type: ignore[no-untyped-def]
             width = min(count * PANEL, size - n)
             for t in range(first, last, DIGIT_ROWS):
                 height = min(DIGIT_ROWS, last - t)
-                soon = following(q, count, t - first, last - first, panel_size)
+                soon = following(q, count, stop, t - first, last - first, panel_size)
                 _fixed_point_tile(
                     sums, digits, t, digits_step, factors, height, codes, scales, zeros, bits, q, count, k,
                     group_size, groups, soon,
@@ -194,12 +195,12 @@ def _product_of_digits(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     real, octet, word = np.float32(0), np.uint8(0), np.int32(0)
     full, groups = (size + PANEL - 1) // PANEL * PANEL, (k + group_size - 1) // group_size
-    values, bands = array_at(x, real, (rows, k)), row_bands(words, rows)
+    values, bands, threads = array_at(x, real, (rows, k)), row_bands(words, rows), thread_count(words)
     digits, factors = fixed_point(words, values, group_size, bands)
     share_by_thread(
         words, bands * max(1, parts // bands), _columns_of_digits,
         (
-            bands, spaced(thread_count(words)), array_at(out, real, (rows * size,)), digits, factors, values,
+            threads, bands, spaced(threads), array_at(out, real, (rows * size,)), digits, factors, values,
             array_at(codes, word, (full * k * bits // WORD_BITS,)), array_at(scales, kind, (full * groups,)),
             array_at(zeros, octet, (full * groups,)), bits, group_size, size,
             array_at(bias, real, (size if bias else 0,)),

@@ -39,7 +39,7 @@ from .digits import X86_DIGITS, digit_step, finish_row
 from .linears import PART_VALUES, STRIP, following, part_of_product, row_bands
 from .panels import ROWS, panel_products
 from .recording import empty, launch
-from .team import APART, share, share_by_thread, spaced, thread_count
+from .team import APART, ends_share, share, share_by_thread, spaced, thread_count
 from .vector_ir import LANES, add_weighted_rows
 
 COLUMNS = STRIP * PANEL
@@ -128,8 +128,8 @@ def _finish(row, sums, row_scale, deltas, scale, bias):  # type: ignore[no-untyp
 
 @inner
 def _columns(  # type: ignore[no-untyped-def]
-    thread, part, parts, bands, found, out, x, limit, all_codes, all_scales, all_values, all_places, all_counts,
-    all_columns, w, scale, bias,
+    thread, part, parts, threads, bands, found, out, x, limit, all_codes, all_scales, all_values, all_places,
+    all_counts, all_columns, w, scale, bias,
 ):  # fmt: skip
     """One part of out [rows, size]; `w` (in panels) is flat.
 
@@ -146,6 +146,7 @@ def _columns(  # type: ignore[no-untyped-def]
     outlier_columns = all_columns[copy, : found[copy * APART]]
     panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
+    stop = end if ends_share(part, parts, threads) else panels
     block = max(1, CACHED_CODES // (k * ROWS)) * ROWS
     sums = np.empty(ROWS * COLUMNS, np.float32)
     table, deltas = np.empty(outlier_columns.size * COLUMNS, np.float32), np.zeros(COLUMNS, np.float32)
@@ -158,7 +159,7 @@ def _columns(  # type: ignore[no-untyped-def]
             _widen_columns(table, outlier_columns, w, n, width, panel_size)
             for left in range(tiles, 0, -1):
                 height = (last - t + left - 1) // left  # tiles of like height
-                soon = following(q, count, t - first, last - first, panel_size)
+                soon = following(q, count, stop, t - first, last - first, panel_size)
                 panel_products(
                     sums, COLUMNS, codes, t * step, step, height, w, q * panel_size, count, k, soon
                 )
@@ -200,8 +201,8 @@ def _product(words, zero, out_at, x_at, rows, w_at, size, scale_at, bias_at, lim
     share_by_thread(
         words, bands * max(1, parts // bands), _columns,
         (
-            bands, found, array_at(out_at, real, (rows, size)), x, limit, codes, row_scales, values, places, counts,
-            columns, w, array_at(scale_at, real, (size,)), array_at(bias_at, real, (size if bias_at else 0,)),
+            threads, bands, found, array_at(out_at, real, (rows, size)), x, limit, codes, row_scales, values, places,
+            counts, columns, w, array_at(scale_at, real, (size,)), array_at(bias_at, real, (size if bias_at else 0,)),
         ),
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
 from .panels import ROWS, panel_products
 from .recording import empty, launch
-from .team import share, thread_count
+from .team import ends_share, share, thread_count
 from .vector_ir import load, store
 
 STRIP = 12
@@ -63,18 +63,21 @@ def part_of_product(part, parts, bands, rows, panels):  # type: ignore[no-untype
 
 
 @inner
-def following(q, count, row, rows, panel_size):  # type: ignore[no-untyped-def]
-    """Where the weights lie that are fetched while row `row` of `rows` is multiplied with `count` panels from q on:
-    its share of the panels after them, which are read next.
+def following(q, count, stop, row, rows, panel_size):  # type: ignore[no-untyped-def]
+    """Where the weights lie that are fetched while row `row` of `rows` is multiplied with `count` panels from q on: its
+    share of the panels after them, which are read next; these themselves where the thread has none from `stop` on.
     """
+    if q + count >= stop:
+        return q * panel_size
     return (q + count) * panel_size + count * panel_size * row // rows
 
 
 @inner
-def _columns(part, parts, bands, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
+def _columns(part, parts, threads, bands, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
     """One part of out [rows, size] = x [rows, k] @ w [size, k] transposed * scale + bias."""
     panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
+    stop = end if ends_share(part, parts, threads) else panels
     block = max(1, CACHED_VALUES // (k * ROWS)) * ROWS
     sums = np.empty(ROWS * STRIP * PANEL, np.float32)
     for first in range(top, bottom, block):
@@ -89,7 +92,7 @@ def _columns(part, parts, bands, out, x, rows, w, size, scale, bias, k):  # type
             t = first
             for left in range(tiles, 0, -1):
                 height = (last - t + left - 1) // left  # tiles of like height
-                soon = following(q, count, t - first, last - first, panel_size)
+                soon = following(q, count, stop, t - first, last - first, panel_size)
                 panel_products(sums, STRIP * PANEL, x, t * k, k, height, w, q * panel_size, count, k, soon)
                 for m in range(height):
                     scaled(out, (t + m) * size + n, sums, m * STRIP * PANEL, ONE, scale, bias, n, width)
@@ -103,7 +106,7 @@ def _product(words, parts, out, x, rows, w, kind, size, scale, bias, k):  # type
     share(
         words, bands * max(1, parts // bands), _columns,
         (
-            bands, array_at(out, real, (rows * size,)), array_at(x, real, (rows * k,)), rows,
+            thread_count(words), bands, array_at(out, real, (rows * size,)), array_at(x, real, (rows * k,)), rows,
             array_at(w, kind, (stored,)), size, array_at(scale, real, (size if scale else 0,)),
             array_at(bias, real, (size if bias else 0,)), k,
         ),

@@ -188,6 +188,13 @@ def thread_count(words):  # type: ignore[no-untyped-def]
     return words[THREADS] if words.size else 1
 
 
+@inner
+def ends_share(part, parts, threads):  # type: ignore[no-untyped-def]
+    """Whether some thread's own parts end with this one: what it does next nobody knows."""
+    owners = ((part + 1) * threads + parts - 1) // parts  # whose shares hold the parts up to this one
+    return parts * owners // threads == part + 1
+
+
 @compiled
 def _help(words, me):  # type: ignore[no-untyped-def]
     """Helper `me`'s life between two sleeps in Python."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from heddle.kernels import cpu
 from heddle.kernels.cpu.compiled import compiled
-from heddle.kernels.cpu.team import TEAM, Team, share
+from heddle.kernels.cpu.team import TEAM, Team, ends_share, share
 
 
 @compiled
@@ -200,3 +200,18 @@ def test_bits_do_not_depend_on_the_number_of_threads(
                 assert all(torch.equal(got, want) for got, want in zip(everything(), alone, strict=True))
     finally:
         TEAM.resize(before)
+
+
+@compiled
+def _ends(parts, threads, out):  # type: ignore[no-untyped-def]
+    for part in range(parts):
+        out[part] = ends_share(part, parts, threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 16])
+def test_a_share_ends_where_the_next_threads_begins(threads: int) -> None:
+    for parts in (1, 2, 3, 5, 16, 97):
+        found = np.zeros(parts, np.bool_)
+        _ends(parts, threads, found)
+        shares = [range(parts * i // threads, parts * (i + 1) // threads) for i in range(threads)]
+        assert set(np.flatnonzero(found)) == {share[-1] for share in shares if share}
