@@ -17,8 +17,9 @@ class DenseWeight:
     """A matrix [N, K] in float or int8."""
 
     values: torch.Tensor
-    """[N, K]; or in panels [ceil(N / 8), ceil(K / 2), 8, 2], where element (n, k) is values[n // 8, k // 2, n % 8,
-    k % 2] and what lies beyond N and K is zero. So one vector holds eight outputs' weights for one pair of inputs."""
+    """[N, K]; or in panels [ceil(N / P), ceil(K / I), P, I], where element (n, k) is values[n // P, k // I, n % P,
+    k % I] and what lies beyond N and K is zero. So one vector holds P outputs' weights for I inputs: `PANEL` and
+    `PAIR`, or as many as an instruction multiplies at once; there may be more zeros beyond K."""
     shape: tuple[int, int]
 
     @property
@@ -33,26 +34,28 @@ class DenseWeight:
         """[N, K]; a copy where the values lie in panels."""
         if self.values.dim() == 2:
             return self.values
-        (n, k), (panels, pairs, *_) = self.shape, self.values.shape
-        return self.values.transpose(1, 2).reshape(panels * PANEL, pairs * PAIR)[:n, :k]
+        n, k = self.shape
+        return self.values.transpose(1, 2).flatten(2).flatten(0, 1)[:n, :k]
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the matrix, for int64 indices [T]: [T, K]."""
         if self.values.dim() == 2:
             return self.values[indices]
-        return self.values[indices // PANEL, :, indices % PANEL].flatten(1)[:, : self.shape[1]]
+        panel = self.values.shape[2]
+        return self.values[indices // panel, :, indices % panel].flatten(1)[:, : self.shape[1]]
 
 
-def in_panels(matrix: torch.Tensor) -> DenseWeight:
-    """`matrix` [N, K] in panels: in its own memory where N and K are multiples of 8 and 2, so give it up."""
+def in_panels(matrix: torch.Tensor, panel: int = PANEL, inputs: int = PAIR, whole: int = 1) -> DenseWeight:
+    """`matrix` [N, K] in panels of `panel` x `inputs`, K filled up to a multiple of `whole` times as many: in its own
+    memory where nothing has to be filled up, so give it up."""
     n, k = matrix.shape
-    panels, pairs = -(-n // PANEL), -(-k // PAIR)
-    if (panels * PANEL, pairs * PAIR) != (n, k):
-        padded = matrix.new_zeros((panels * PANEL, pairs * PAIR))
+    panels, groups = -(-n // panel), -(-k // (inputs * whole)) * whole
+    if (panels * panel, groups * inputs) != (n, k):
+        padded = matrix.new_zeros((panels * panel, groups * inputs))
         padded[:n, :k] = matrix
         matrix = padded
-    blocks = matrix.contiguous().view(panels, PANEL, pairs, PAIR)
-    for part in blocks.split(max(1, _CHUNK // (PANEL * PAIR * max(1, pairs)))):
+    blocks = matrix.contiguous().view(panels, panel, groups, inputs)
+    for part in blocks.split(max(1, _CHUNK // (panel * inputs * max(1, groups)))):
         moved = part.transpose(1, 2).clone(memory_format=torch.contiguous_format)
         part.view(moved.shape).copy_(moved)
-    return DenseWeight(blocks.view(panels, pairs, PANEL, PAIR), (n, k))
+    return DenseWeight(blocks.view(panels, groups, panel, inputs), (n, k))

@@ -16,6 +16,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
+from ..dense_weight import DenseWeight
+from .compiled import inner
+from .digits import QUAD
+from .vector_ir import CACHE_LINE
+
 NONE = np.empty(0, dtype=np.float32)
 """Stands for a bias or scale that is not there."""
 
@@ -29,6 +34,14 @@ KINDS: dict[torch.dtype, np.generic] = {
     torch.bfloat16: np.int16(0),
 }
 """By dtype, the value whose type tells `array_at` what lies at an address."""
+TILED = np.uint8(0)
+"""The same of int8 weights in panels as `digits` multiplies them."""
+
+
+def kind(weight: DenseWeight) -> np.generic:
+    """That of a weight in panels."""
+    tiled = weight.dtype is torch.int8 and weight.values.shape[3] == QUAD
+    return TILED if tiled else KINDS[weight.dtype]
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -88,3 +101,11 @@ def optional(tensor: torch.Tensor | None) -> np.ndarray:
 def address(tensor: torch.Tensor | None) -> int:
     """Where a dense tensor lies; 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+@inner
+def aligned(count):  # type: ignore[no-untyped-def]
+    """Room for so many int8, flat, from the beginning of a cache line on."""
+    values = np.empty(count + CACHE_LINE, np.int8)
+    start = -values.ctypes.data % CACHE_LINE
+    return values[start : start + count]

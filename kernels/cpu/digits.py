@@ -1,10 +1,11 @@
 """Products of numbers in base 256 with int8 weights in panels, four inputs in one instruction (AVX512-VNNI).
 
-A row comes as rows of signed digits, the most significant first; its products with a weight are those of its digits,
-weighed by powers of 256. A row of digits is k of them, zeros up to a multiple of `QUAD`, and for each group of inputs
-(here there is one) their sum in four bytes. The instruction takes one factor unsigned, so a weight enters as itself +
-128 and a digit's products are added to -128 times its sum. All sums are integers, exact in any order: an element's bits
-depend on its row and its weights alone.
+Where there is this instruction an int8 weight lies in panels of 16 outputs by 4 inputs, filled up with zeros to whole
+tiles of 64 inputs (`amx`). A row comes as rows of signed digits, the most significant first; its products with a weight
+are those of its digits, weighed by powers of 256. A row of digits is k of them, zeros up to a multiple of `QUAD`, and
+for each group of inputs (here there is one) their sum in four bytes. The instruction takes one factor unsigned, so a
+weight enters as itself + 128 and a digit's products are added to -128 times its sum. All sums are integers, exact in
+any order: an element's bits depend on its row and its weights alone.
 
 One core of an AMD EPYC (Zen 4) reaches 460 GOP/s a digit here, all that the instruction can, where
 fused multiply-adds of float32 can reach 116.
@@ -20,11 +21,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ..dense_weight import PAIR, PANEL
+from ..dense_weight import PANEL
 from .compiled import inner
 from .vector_ir import (
+    CACHE_LINE,
     L2,
     call_tiles,
+    constant,
     fused,
     lines_from,
     pointers,
@@ -35,8 +38,10 @@ from .vector_ir import (
 _FEATURES = binding.get_host_cpu_features()
 X86_DIGITS = bool(_FEATURES.get("avx512vnni") and _FEATURES.get("avx512vl") and _FEATURES.get("avx512bw"))
 """Whether this machine multiplies four uint8 by four int8 and adds the four, in one instruction."""
-QUAD = 2 * PAIR
+QUAD = 4
 """Inputs multiplied at once."""
+TILE_OUTPUTS, TILE_INPUTS = 16, 64
+"""Outputs of a panel of an int8 weight, and what the inputs of its panels are a multiple of."""
 BASE = 256
 HALF = BASE // 2
 """Digits are from -HALF to HALF - 1."""
@@ -47,11 +52,12 @@ SUM_BYTES = 4
 TILE_ROWS = 6
 """Rows of digits in a tile, at most."""
 PANELS_AT_ONCE = {1: 12, 2: 12, 3: 6, 4: 6, 5: 4, 6: 4}
-"""By rows of digits: sums enough to hide how long an addition takes, few enough for the registers."""
+"""By rows of digits, in panels of `PANEL` outputs: sums enough to hide how long an addition takes, few enough for the
+registers."""
 AHEAD = 256
 """Bytes of a panel that are fetched before their turn."""
 
-_F32, _I16, _I32 = ir.FloatType(), ir.IntType(16), ir.IntType(32)
+_F32, _I32 = ir.FloatType(), ir.IntType(32)
 _SIGNS = 0x80808080
 
 
@@ -62,7 +68,7 @@ def fixed_point_products(
 ) -> Any:  # fmt: skip
     """out[m * out_step + 8 q + i] = sum_k x[row + m, k] * weight[8 q + i, k], rounded to float32
 
-    for m < `rows` (1 to `TILE_ROWS` // `DIGITS`), q < `panels`, i < 8, where the digits of row t of x are the rows
+    for m < `rows` (1 to `TILE_ROWS` // `DIGITS`), q < `panels`, even, i < 8. The digits of row t of x are the rows
     DIGITS * t, DIGITS * t + 1, … of `codes`, int8 and flat, `step` apart. The panels of the weight, int8, begin at
     w[w_at]; what is read soon after, at w[soon], is fetched meanwhile.
     """
@@ -83,22 +89,23 @@ def fixed_point_products(
 
 @inner
 def digit_step(k, group_size):  # type: ignore[no-untyped-def]
-    """Bytes of a row of k digits, in groups of so many."""
-    return (k + QUAD - 1) // QUAD * QUAD + (k + group_size - 1) // group_size * SUM_BYTES
+    """Bytes of a row of k digits, in groups of so many: whole cache lines."""
+    count = (k + QUAD - 1) // QUAD * QUAD + (k + group_size - 1) // group_size * SUM_BYTES
+    return (count + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
 
 
 @inner
 def finish_row(row, k):  # type: ignore[no-untyped-def]
     """Write what comes after a row's k digits (int8), all in one group."""
-    total = np.int32(0)
+    total, end = np.int32(0), (k + QUAD - 1) // QUAD * QUAD
     for j in range(k):
         total += np.int32(row[j])
-    row[k:] = np.int8(0)
-    row[row.size - SUM_BYTES :].view(np.int32)[0] = total
+    row[k:end] = np.int8(0)
+    row[end : end + SUM_BYTES].view(np.int32)[0] = total
 
 
 class Tile:
-    """The code for so many rows of so many digits, and any number of panels."""
+    """The code for so many rows of so many digits, and any even number of panels."""
 
     def __init__(self, rows: int, digits: int) -> None:
         self._digits = digits
@@ -110,19 +117,21 @@ class Tile:
         out, out_step, codes, step, w, panels, size, soon = function.args
         word = size.type
         rows = [b.gep(codes, [b.mul(step, word(r))]) for r in range(self._all)]
-        end = b.sub(step, word(SUM_BYTES))
+        quads = b.sdiv(b.add(size, word(QUAD - 1)), word(QUAD))
+        end = b.mul(quads, word(QUAD))
         totals = [b.load(b.bitcast(b.gep(row, [end]), _I32.as_pointer()), align=1) for row in rows]
         begins = [b.mul(total, _I32(-HALF)) for total in totals]
         outs = [b.gep(out, [b.mul(out_step, word(m))]) for m in range(self._all // self._digits)]
-        pairs = b.sdiv(b.add(size, word(PAIR - 1)), word(PAIR))
-        panel_size, first = b.mul(pairs, word(PANEL * PAIR)), word(0)
-        for count in (PANELS_AT_ONCE[self._all], 1):
+        together = TILE_OUTPUTS // PANEL
+        tiles = b.sdiv(b.add(size, word(TILE_INPUTS - 1)), word(TILE_INPUTS))
+        panel_size, first = b.mul(tiles, word(TILE_INPUTS * PANEL)), word(0)
+        for count in sorted({PANELS_AT_ONCE[self._all], together}, reverse=True):
             last = b.sub(panels, b.srem(b.sub(panels, first), word(count)))
             with cgutils.for_range_slice(b, first, last, word(count), word) as (q, _):
-                ws = [b.gep(w, [b.mul(panel_size, b.add(q, word(i)))]) for i in range(count)]
+                ws = [b.gep(w, [b.mul(panel_size, b.add(q, word(i)))]) for i in range(0, count, together)]
                 places = [b.gep(row, [b.mul(q, word(PANEL))]) for row in outs]
-                near = lines_from(b, soon, b.mul(b.sdiv(pairs, word(2)), b.sdiv(q, word(count))))
-                self._products(b, places, rows, begins, ws, pairs, near)
+                near = lines_from(b, soon, b.mul(quads, b.sdiv(q, word(count))))
+                self._products(b, places, rows, begins, ws, quads, near)
             first = last
         b.ret_void()
 
@@ -133,71 +142,34 @@ class Tile:
         rows: list[Any],
         begins: list[Any],
         ws: list[Any],
-        pairs: Any,
+        quads: Any,
         soon: Any,
     ) -> None:
-        """Those of the digits `rows` with the panels `ws`, two in a vector where there are several."""
-        word, together = pairs.type, min(2, len(ws))
-        vectors = [ws[i : i + together] for i in range(0, len(ws), together)]
-        slots = [
-            [cgutils.alloca_once(b, ir.VectorType(_I32, PANEL * together)) for _ in vectors] for _ in rows
-        ]
+        """Those of the digits `rows` with the weights of 16 outputs each that begin at `ws`."""
+        word, kind = quads.type, ir.VectorType(_I32, TILE_OUTPUTS)
+        slots = [[cgutils.alloca_once(b, kind) for _ in ws] for _ in rows]
         for begin, own in zip(begins, slots, strict=True):
             for slot in own:
-                b.store(splat(b, begin, PANEL * together), slot)
-
-        def add(pair: Any, width: int) -> None:
-            """Add the products of `width` pairs of inputs."""
-            at = b.mul(pair, word(PANEL * PAIR))
-            values = [_weights(b, [b.gep(panel, [at]) for panel in vector], width) for vector in vectors]
+                b.store(splat(b, begin, TILE_OUTPUTS), slot)
+        with cgutils.for_range(b, quads) as loop:
+            at = b.mul(loop.index, word(TILE_OUTPUTS * QUAD))
+            values = []
+            for panel in ws:
+                prefetch(b, b.gep(panel, [b.add(at, word(AHEAD))]))
+                value = b.load(b.bitcast(b.gep(panel, [at]), kind.as_pointer()), align=1)
+                values.append(b.xor(value, constant(kind, _SIGNS)))
+            prefetch(b, lines_from(b, soon, loop.index), L2)
             for row, own in zip(rows, slots, strict=True):
-                place = b.bitcast(b.gep(row, [b.mul(pair, word(PAIR))]), _I32.as_pointer())
-                four = splat(b, b.load(place, align=1), PANEL * together)
+                place = b.bitcast(b.gep(row, [b.mul(loop.index, word(QUAD))]), _I32.as_pointer())
+                four = splat(b, b.load(place, align=1), TILE_OUTPUTS)
                 for slot, value in zip(own, values, strict=True):
                     b.store(add_products(b, b.load(slot), value, four), slot)
-
-        whole = b.and_(pairs, word(-2))
-        with cgutils.for_range_slice(b, word(0), whole, word(2), word) as (pair, _):
-            for panel in ws:
-                prefetch(b, b.gep(panel, [b.add(b.mul(pair, word(PANEL * PAIR)), word(AHEAD))]))
-            prefetch(b, lines_from(b, soon, b.sdiv(pair, word(2))), L2)
-            add(pair, 2)
-        with b.if_then(b.icmp_signed("<", whole, pairs)):
-            add(whole, 1)
         for m, out in enumerate(outs):
             digits = slots[m * self._digits : (m + 1) * self._digits]
             for v, sums in enumerate(zip(*digits, strict=True)):
                 value = in_base(b, [b.load(slot) for slot in sums])
-                place = b.gep(out, [word(v * together * PANEL)])
+                place = b.gep(out, [word(v * TILE_OUTPUTS)])
                 b.store(value, b.bitcast(place, value.type.as_pointer()), align=4)
-
-
-def _weights(b: Any, panels: list[Any], width: int) -> Any:
-    """The weights of two pairs of inputs (or one, and zeros) in one or two panels, for each output four, + 128."""
-    kind = ir.VectorType(_I16, width * PANEL)
-    parts = [b.load(b.bitcast(panel, kind.as_pointer()), align=1) for panel in panels]
-    zeros = ir.Constant(kind, [0] * kind.count)
-    left, right = parts if len(parts) == 2 else (parts[0], zeros)
-    if width == 1:
-        lanes = list(range(2 * PANEL))
-        both = b.shuffle_vector(left, right, ir.Constant(ir.VectorType(_I32, 2 * PANEL), lanes))
-        left, right = both, ir.Constant(both.type, [0] * 2 * PANEL)
-        lanes = [
-            p * PANEL + i if half == 0 else 2 * PANEL
-            for p in range(len(parts))
-            for i in range(PANEL)
-            for half in (0, 1)
-        ]
-    else:
-        lanes = [
-            p * 2 * PANEL + half * PANEL + i
-            for p in range(len(parts))
-            for i in range(PANEL)
-            for half in (0, 1)
-        ]
-    turned = b.shuffle_vector(left, right, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
-    quads = ir.VectorType(_I32, len(parts) * PANEL)
-    return b.xor(b.bitcast(turned, quads), ir.Constant(quads, [_SIGNS] * quads.count))
 
 
 def add_products(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
@@ -208,11 +180,15 @@ def add_products(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
 
 
 def in_base(b: Any, sums: list[Any]) -> Any:
-    """The number whose digits these vectors are, the most significant first, as float32."""
-    reals = [b.sitofp(value, ir.VectorType(_F32, value.type.count)) for value in sums]
+    """The number whose digits these vectors, or integers, are, the most significant first, as float32."""
+    reals = [b.sitofp(value, _reals(value.type)) for value in sums]
     value = reals.pop()
     weight = 1.0
     for real in reversed(reals):
         weight *= BASE
-        value = fused(b, real, ir.Constant(real.type, [weight] * real.type.count), value)
+        value = fused(b, real, constant(real.type, weight), value)
     return value
+
+
+def _reals(kind: Any) -> Any:
+    return ir.VectorType(_F32, kind.count) if isinstance(kind, ir.VectorType) else _F32

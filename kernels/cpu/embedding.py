@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..dense_weight import PAIR, PANEL, DenseWeight
-from .arrays import KINDS, address, array_at
+from ..dense_weight import DenseWeight
+from .arrays import address, array_at, kind
 from .compiled import compiled, inner
 from .recording import empty, launch
 from .team import share
@@ -19,25 +19,26 @@ STEP = np.float32(1 / 127)
 
 
 @inner
-def _rows(part, parts, out, indices, w, absmax, k):  # type: ignore[no-untyped-def]
+def _rows(part, parts, out, indices, w, panel, inputs, panel_size, absmax, k):  # type: ignore[no-untyped-def]
     """out[t] = row indices[t] of w, times absmax / 127 where there is one, for one part of the rows."""
-    rows, panel_size = indices.size, (k + 1) // PAIR * (PAIR * PANEL)
+    rows = indices.size
     for t in range(rows * part // parts, rows * (part + 1) // parts):
-        at = indices[t] // PANEL * panel_size + indices[t] % PANEL * PAIR
+        at = indices[t] // panel * panel_size + indices[t] % panel * inputs
         for j in range(k):
-            store(out, t * k + j, load(w, at + j // PAIR * (PAIR * PANEL) + j % PAIR))
+            store(out, t * k + j, load(w, at + j // inputs * (panel * inputs) + j % inputs))
         if absmax.size:
             for j in range(t * k, (t + 1) * k):
                 store(out, j, load(out, j) * absmax[indices[t]] * STEP)
 
 
 @compiled
-def _all(words, parts, out, indices, rows, w, kind, size, absmax, vocab, k):  # type: ignore[no-untyped-def]
-    real, index = np.float32(0), np.int64(0)
+def _all(words, parts, out, indices, rows, w, like, panels, groups, panel, inputs, absmax, vocab, k):  # type: ignore[no-untyped-def]
+    real, index, panel_size = np.float32(0), np.int64(0), groups * panel * inputs
     share(
         words, parts, _rows,
         (
-            array_at(out, real, (rows * k,)), array_at(indices, index, (rows,)), array_at(w, kind, (size,)),
+            array_at(out, real, (rows * k,)), array_at(indices, index, (rows,)),
+            array_at(w, like, (panels * panel_size,)), panel, inputs, panel_size,
             array_at(absmax, real, (vocab if absmax else 0,)), k,
         ),
     )  # fmt: skip
@@ -55,7 +56,7 @@ def embedding(
     if rows:
         launch(
             _all, max(1, min(rows, rows * k // PART_VALUES)), out.data_ptr(), token_ids.data_ptr(), rows,
-            weight.values.data_ptr(), KINDS[weight.values.dtype], weight.values.numel(), address(absmax),
+            weight.values.data_ptr(), kind(weight), *weight.values.shape, address(absmax),
             weight.shape[0], k,
         )  # fmt: skip
     return out if dtype is torch.float32 else out.to(dtype)

@@ -21,19 +21,21 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..dense_weight import PAIR, PANEL, DenseWeight
+from ..dense_weight import PANEL, DenseWeight
 from ..ops import W8A8_MAX_K
-from . import linears
-from .arrays import address, array_at, dense
+from . import amx, linears
+from .amx import AMX, leave_tiles, tile_products, use_tiles
+from .arrays import TILED, address, aligned, array_at, dense, kind
 from .compiled import compiled, inner
-from .digits import DIGITS, TILE_ROWS, X86_DIGITS, fixed_point_products
-from .fixed_point import fixed_point, own_fixed_point
-from .linears import ONE, STRIP, following, part_of_product, row_bands, scaled
+from .digits import DIGITS, TILE_ROWS, fixed_point_products
+from .fixed_point import fixed_point, own_fixed_point, scaled_numbers
+from .linears import ONE, STRIP, extent, following, part_of_product, row_bands, scaled
 from .panels import panel_products
 from .recording import empty, launch
 from .team import ends_share, share_by_thread, spaced, thread_count
 
 ROWS = TILE_ROWS // DIGITS
+TILED_ROWS = amx.ROWS // DIGITS
 CACHED_CODES = 131072
 """Bytes of digits worked on together: a share of the second-level cache."""
 PART_PRODUCTS = 250_000
@@ -42,12 +44,11 @@ PART_PRODUCTS = 250_000
 
 @inner
 def _columns(  # type: ignore[no-untyped-def]
-    thread, part, parts, threads, bands, ready, out, all_codes, all_scales, x, w, scale, bias
+    thread, part, parts, threads, bands, ready, out, all_codes, all_scales, x, w, panels, each, scale, bias
 ):
     """One part of out [rows * size]; `w` (in panels) is flat."""
     (rows, k), step, size = x.shape, all_codes.shape[3], scale.size
     codes, row_scales = own_fixed_point(thread, ready, all_codes, all_scales, x, k)
-    panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
     stop = end if ends_share(part, parts, threads) else panels
     block = max(1, CACHED_CODES // (k * DIGITS * ROWS)) * ROWS
@@ -59,50 +60,103 @@ def _columns(  # type: ignore[no-untyped-def]
             width = min(count * PANEL, size - n)
             for t in range(first, last, ROWS):
                 height = min(ROWS, last - t)
-                soon = following(q, count, stop, t - first, last - first, panel_size)
-                fixed_point_products(
-                    sums, STRIP * PANEL, codes, t, step, height, w, q * panel_size, count, k, soon
-                )
+                soon = following(q, count, stop, t - first, last - first, each)
+                fixed_point_products(sums, STRIP * PANEL, codes, t, step, height, w, q * each, count, k, soon)
                 for m in range(t, t + height):
                     place, factor = (m - t) * STRIP * PANEL, row_scales[m]
                     if factor == 0:
                         panel_products(
                             sums[place:], STRIP * PANEL, x.reshape(rows * k), m * k, k, np.int64(1), w,
-                            q * panel_size, count, k, soon,
+                            q * each, count, k, soon,
                         )  # fmt: skip
                         factor = ONE
                     scaled(out, m * size + n, sums, place, factor, scale, bias, n, width)
 
 
-@compiled
-def _product(words, parts, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
+@inner
+def _columns_in_tiles(  # type: ignore[no-untyped-def]
+    thread, part, parts, threads, bands, ready, out, all_codes, all_scales, x, w, panels, each, scale, bias
+):
+    """The same by way of `amx`."""
+    (rows, k), step, size = x.shape, all_codes.shape[3], scale.size
+    codes, row_scales = own_fixed_point(thread, ready, all_codes, all_scales, x, k)
+    columns = STRIP * PANEL
+    top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
+    totals, sums = aligned(4 * amx.ROWS * columns).view(np.int32), np.empty(columns, np.float32)
+    use_tiles()
+    for q in range(begin, end, STRIP):
+        count, n = min(STRIP, end - q), q * PANEL
+        width = min(count * PANEL, size - n)
+        for t in range(top, bottom, TILED_ROWS):
+            height = min(TILED_ROWS, bottom - t)
+            tile_products(
+                totals,
+                columns,
+                codes,
+                t * DIGITS * step,
+                step,
+                height * DIGITS,
+                w,
+                q * each,
+                count,
+                k,
+                t == top,
+            )
+            for m in range(t, t + height):
+                at, factor = m * size + n, row_scales[m]
+                if factor == 0:
+                    panel_products(
+                        sums, columns, x.reshape(rows * k), m * k, k, np.int64(1), w, q * each, count, k, q * each
+                    )  # fmt: skip
+                    scaled(out, at, sums, 0, ONE, scale, bias, n, width)
+                else:
+                    place = (m - t) * DIGITS * columns
+                    scaled_numbers(out, at, totals, place, columns, factor, scale, bias, n, width)
+    leave_tiles()
+
+
+@inner
+def _operands(words, out, x, rows, w, panels, each, size, scale, bias, k):  # type: ignore[no-untyped-def]
+    """What both take after the part and the parts."""
     real = np.float32(0)
-    stored = (size + PANEL - 1) // PANEL * PANEL * ((k + 1) // PAIR * PAIR)
     values, bands, threads = array_at(x, real, (rows, k)), row_bands(words, rows), thread_count(words)
     codes, row_scales = fixed_point(words, values, k, bands)
-    share_by_thread(
-        words, bands * max(1, parts // bands), _columns,
-        (
-            threads, bands, spaced(threads), array_at(out, real, (rows * size,)), codes, row_scales, values,
-            array_at(w, np.int8(0), (stored,)), array_at(scale, real, (size,)),
-            array_at(bias, real, (size if bias else 0,)),
-        ),
+    return (
+        threads, bands, spaced(threads), array_at(out, real, (rows * size,)), codes, row_scales, values,
+        array_at(w, TILED, (panels * each,)), panels, each, array_at(scale, real, (size,)),
+        array_at(bias, real, (size if bias else 0,)),
     )  # fmt: skip
+
+
+@compiled
+def _product(words, parts, out, x, rows, w, panels, each, size, scale, bias, k):  # type: ignore[no-untyped-def]
+    operands = _operands(words, out, x, rows, w, panels, each, size, scale, bias, k)
+    bands = operands[1]
+    share_by_thread(words, bands * max(1, parts // bands), _columns, operands)
+
+
+@compiled
+def _product_in_tiles(words, parts, out, x, rows, w, panels, each, size, scale, bias, k):  # type: ignore[no-untyped-def]
+    operands = _operands(words, out, x, rows, w, panels, each, size, scale, bias, k)
+    bands = operands[1]
+    share_by_thread(words, bands * max(1, parts // bands), _columns_in_tiles, operands)
 
 
 def linear_int8(
     x: torch.Tensor, weight: DenseWeight, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """y[t, n] = scale[n] * sum_k x[t, k] * weight[n, k] + bias[n]"""
-    if not X86_DIGITS or weight.shape[1] > W8A8_MAX_K:
+    if kind(weight) is not TILED or weight.shape[1] > W8A8_MAX_K:
         return linears.linear_scaled(x, weight, scale, bias)
     rows, (size, k) = x.shape[0], weight.shape
     out = empty(rows, size)
     if rows and size:
         values, scale, bias = dense(x), dense(scale), None if bias is None else dense(bias)
         parts = max(1, min(rows * size * k // PART_PRODUCTS, size // (STRIP * PANEL)))
+        product = _product_in_tiles if AMX else _product
         launch(
-            _product, parts, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(), size,
+            product, parts, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(),
+            *extent(weight), size,
             scale.data_ptr(), address(bias), k,
         )  # fmt: skip
     return out if x.dtype is torch.float32 else out.to(x.dtype)

@@ -31,22 +31,22 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..dense_weight import PAIR, PANEL, DenseWeight
+from ..dense_weight import PANEL, DenseWeight
 from ..ops import W8A8_MAX_K, W8A8_SMALLEST
-from .arrays import address, array_at, dense
+from . import amx
+from .amx import AMX, leave_tiles, tile_products, use_tiles
+from .arrays import TILED, address, aligned, array_at, dense, kind
 from .compiled import compiled, inner
-from .digits import X86_DIGITS, digit_step, finish_row
-from .linears import PART_VALUES, STRIP, following, part_of_product, row_bands
+from .digits import digit_step, finish_row
+from .linears import PART_VALUES, STRIP, extent, following, part_of_product, row_bands
 from .panels import ROWS, panel_products
 from .recording import empty, launch
 from .team import APART, ends_share, share, share_by_thread, spaced, thread_count
-from .vector_ir import LANES, add_weighted_rows
+from .vector_ir import LANES, add_weighted_rows, load
 
 COLUMNS = STRIP * PANEL
 """Of the output, worked on together."""
 
-ZERO = np.int8(0) if X86_DIGITS else np.int16(0)
-"""The code of zero, of the type of all codes."""
 CACHED_CODES = 65536
 """Codes worked on together (128 KiB: a share of the second-level cache)."""
 PART_PRODUCTS = 300_000
@@ -107,86 +107,138 @@ def _number_columns(columns, places, counts):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _widen_columns(table, columns, w, n, width, panel_size):  # type: ignore[no-untyped-def]
+def _widen_columns(table, columns, w, n, width, each, outputs, inputs):  # type: ignore[no-untyped-def]
     """table[c * COLUMNS + i] = weight[n + i, columns[c]], zeros from i = width on. `n` is where a panel begins."""
     table[:] = np.float32(0)
     for c in range(columns.size):
-        within = n // PANEL * panel_size + columns[c] // PAIR * (PANEL * PAIR) + columns[c] % PAIR
+        within = n // PANEL * each + columns[c] // inputs * (outputs * inputs) + columns[c] % inputs
         for i in range(width):
-            table[c * COLUMNS + i] = np.float32(w[within + i // PANEL * panel_size + i % PANEL * PAIR])
+            place = within + i // outputs * (outputs // PANEL * each) + i % outputs * inputs
+            table[c * COLUMNS + i] = load(w, place)
 
 
 @inner
 def _finish(row, sums, row_scale, deltas, scale, bias):  # type: ignore[no-untyped-def]
     """row[i] = (sums[i] * row_scale + deltas[i]) * scale[i] + bias[i]; without a bias where that is empty."""
     for i in range(row.size):
-        row[i] = (sums[i] * row_scale + deltas[i]) * scale[i]
+        row[i] = (np.float32(sums[i]) * row_scale + deltas[i]) * scale[i]
     if bias.size:
         for i in range(row.size):
             row[i] += bias[i]
 
 
 @inner
+def _finish_rows(  # type: ignore[no-untyped-def]
+    out, first, count, n, width, sums, row_scales, values, places, counts, table, deltas, scale, bias
+):
+    """Columns n to n + width of `count` rows of out, whose sums of codes are rows of `COLUMNS` each, flat.
+
+    Each row's first counts[t] of values and places are its outliers; the table is `_widen_columns`', deltas are zeros
+    and are so again.
+    """
+    k, flat = values.shape[1], values.reshape(values.size)
+    for m in range(count):
+        t = first + m
+        if counts[t]:
+            for i in range(0, COLUMNS, 3 * LANES):
+                add_weighted_rows(
+                    deltas, (i,), flat, (t * k,), table, places[t], i, counts[t], (0, LANES, 2 * LANES), 3 * LANES
+                )  # fmt: skip
+        row, place = out[t, n : n + width], m * COLUMNS
+        _finish(row, sums[place : place + width], row_scales[t], deltas, scale[n:], bias[n:])
+        if counts[t]:
+            deltas[:] = np.float32(0)
+
+
+@inner
+def _own_codes(copy, found, x, limit, codes, scales, values, places, counts, columns):  # type: ignore[no-untyped-def]
+    """Make this copy's codes and the rest unless they are there; its outlier columns. All arguments hold all copies."""
+    if found[copy * APART] < 0:
+        _quantize(0, 1, codes[copy], scales[copy], values[copy], places[copy], counts[copy], x, limit)
+        found[copy * APART] = _number_columns(columns[copy], places[copy], counts[copy])
+    return columns[copy, : found[copy * APART]]
+
+
+@inner
 def _columns(  # type: ignore[no-untyped-def]
     thread, part, parts, threads, bands, found, out, x, limit, all_codes, all_scales, all_values, all_places,
-    all_counts, all_columns, w, scale, bias,
+    all_counts, all_columns, w, panels, each, outputs, inputs, scale, bias,
 ):  # fmt: skip
     """One part of out [rows, size]; `w` (in panels) is flat.
 
     What is called all_… is of the rows of x, or there is as much for each thread, and each makes its own when it comes
     to its first part. found[copy * APART]: outlier columns, -1 where they are not counted yet.
     """
-    (rows, size), k, (copies, _, step) = out.shape, x.shape[1], all_codes.shape
+    (rows, size), k, (copies, height, step) = out.shape, x.shape[1], all_codes.shape
     copy = thread if copies > 1 else 0
-    codes, row_scales, values = all_codes[copy].reshape(rows * step), all_scales[copy], all_values[copy]
+    outlier_columns = _own_codes(
+        copy, found, x, limit, all_codes, all_scales, all_values, all_places, all_counts, all_columns
+    )
+    codes, row_scales, values = all_codes[copy].reshape(height * step), all_scales[copy], all_values[copy]
     places, counts = all_places[copy], all_counts[copy]
-    if found[copy * APART] < 0:
-        _quantize(0, 1, all_codes[copy], row_scales, values, places, counts, x, limit)
-        found[copy * APART] = _number_columns(all_columns[copy], places, counts)
-    outlier_columns = all_columns[copy, : found[copy * APART]]
-    panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
     stop = end if ends_share(part, parts, threads) else panels
     block = max(1, CACHED_CODES // (k * ROWS)) * ROWS
     sums = np.empty(ROWS * COLUMNS, np.float32)
     table, deltas = np.empty(outlier_columns.size * COLUMNS, np.float32), np.zeros(COLUMNS, np.float32)
-    flat = values.reshape(values.size)
     for first in range(top, bottom, block):
         last = min(first + block, bottom)
         for q in range(begin, end, STRIP):
             count, n = min(STRIP, end - q), q * PANEL
             width, t, tiles = min(count * PANEL, size - n), first, (last - first + ROWS - 1) // ROWS
-            _widen_columns(table, outlier_columns, w, n, width, panel_size)
+            _widen_columns(table, outlier_columns, w, n, width, each, outputs, inputs)
             for left in range(tiles, 0, -1):
                 height = (last - t + left - 1) // left  # tiles of like height
-                soon = following(q, count, stop, t - first, last - first, panel_size)
-                panel_products(
-                    sums, COLUMNS, codes, t * step, step, height, w, q * panel_size, count, k, soon
-                )
-                for m in range(height):
-                    outliers = counts[t + m]
-                    if outliers:
-                        deltas[:] = np.float32(0)
-                        for i in range(0, COLUMNS, 3 * LANES):
-                            add_weighted_rows(
-                                deltas, (i,), flat, ((t + m) * k,), table, places[t + m], i, outliers,
-                                (0, LANES, 2 * LANES), 3 * LANES,
-                            )  # fmt: skip
-                    row, place = out[t + m, n : n + width], m * COLUMNS
-                    _finish(row, sums[place : place + width], row_scales[t + m], deltas, scale[n:], bias[n:])
-                    if outliers:
-                        deltas[:] = np.float32(0)
+                soon = following(q, count, stop, t - first, last - first, each)
+                panel_products(sums, COLUMNS, codes, t * step, step, height, w, q * each, count, k, soon)
+                _finish_rows(
+                    out, t, height, n, width, sums, row_scales, values, places, counts, table, deltas, scale, bias
+                )  # fmt: skip
                 t += height
 
 
-@compiled
-def _product(words, zero, out_at, x_at, rows, w_at, size, scale_at, bias_at, limit, k):  # type: ignore[no-untyped-def]
+@inner
+def _columns_in_tiles(  # type: ignore[no-untyped-def]
+    thread, part, parts, threads, bands, found, out, x, limit, all_codes, all_scales, all_values, all_places,
+    all_counts, all_columns, w, panels, each, outputs, inputs, scale, bias,
+):  # fmt: skip
+    """The same by way of `amx`."""
+    (rows, size), k, (copies, height, step) = out.shape, x.shape[1], all_codes.shape
+    copy = thread if copies > 1 else 0
+    outlier_columns = _own_codes(
+        copy, found, x, limit, all_codes, all_scales, all_values, all_places, all_counts, all_columns
+    )
+    codes, row_scales, values = all_codes[copy].reshape(height * step), all_scales[copy], all_values[copy]
+    places, counts = all_places[copy], all_counts[copy]
+    top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
+    sums = aligned(4 * amx.ROWS * COLUMNS).view(np.int32)
+    table, deltas = np.empty(outlier_columns.size * COLUMNS, np.float32), np.zeros(COLUMNS, np.float32)
+    use_tiles()
+    for q in range(begin, end, STRIP):
+        count, n = min(STRIP, end - q), q * PANEL
+        width = min(count * PANEL, size - n)
+        _widen_columns(table, outlier_columns, w, n, width, each, outputs, inputs)
+        for t in range(top, bottom, amx.ROWS):
+            height = min(amx.ROWS, bottom - t)
+            tile_products(sums, COLUMNS, codes, t * step, step, height, w, q * each, count, k, t == top)
+            _finish_rows(
+                out, t, height, n, width, sums, row_scales, values, places, counts, table, deltas, scale, bias
+            )  # fmt: skip
+    leave_tiles()
+
+
+@inner
+def _operands(words, zero, out_at, x_at, rows, w_at, like, layout, size, scale_at, bias_at, limit, k):  # type: ignore[no-untyped-def]
+    """What both take after the part and the parts."""
     real = np.float32(0)
-    stored = (size + PANEL - 1) // PANEL * PANEL * ((k + 1) // PAIR * PAIR)
-    x, w = array_at(x_at, real, (rows, k)), array_at(w_at, np.int8(0), (stored,))
+    panels, each, outputs, inputs = layout
+    x, w = array_at(x_at, real, (rows, k)), array_at(w_at, like, (panels * each,))
     bands, threads, limit = row_bands(words, rows), thread_count(words), np.int32(limit)
     copies = threads if bands == 1 else 1
-    codes, row_scales = np.full((copies, rows, digit_step(k, k)), zero), np.empty((copies, rows), np.float32)
+    shape = (copies, (rows + amx.TILE - 1) // amx.TILE * amx.TILE, digit_step(k, k))
+    none = np.full(0, zero)
+    codes = aligned(shape[0] * shape[1] * shape[2] * none.itemsize).view(none.dtype).reshape(shape)
+    row_scales = np.empty((copies, rows), np.float32)
     values, places = np.empty((copies, rows, k), np.float32), np.empty((copies, rows, k), np.int64)
     counts, columns = np.empty((copies, rows), np.int64), np.empty((copies, k), np.int64)
     found = spaced(copies)
@@ -197,14 +249,29 @@ def _product(words, zero, out_at, x_at, rows, w_at, size, scale_at, bias_at, lim
             (codes[0], row_scales[0], values[0], places[0], counts[0], x, limit),
         )  # fmt: skip
         found[0] = _number_columns(columns[0], places[0], counts[0])
-    parts = max(1, min(max(rows * size * k // PART_PRODUCTS, size * k // PART_WEIGHTS), size // COLUMNS))
-    share_by_thread(
-        words, bands * max(1, parts // bands), _columns,
-        (
-            threads, bands, found, array_at(out_at, real, (rows, size)), x, limit, codes, row_scales, values, places,
-            counts, columns, w, array_at(scale_at, real, (size,)), array_at(bias_at, real, (size if bias_at else 0,)),
-        ),
+    return (
+        threads, bands, found, array_at(out_at, real, (rows, size)), x, limit, codes, row_scales, values, places,
+        counts, columns, w, panels, each, outputs, inputs, array_at(scale_at, real, (size,)),
+        array_at(bias_at, real, (size if bias_at else 0,)),
     )  # fmt: skip
+
+
+@inner
+def _parts(bands, rows, size, k):  # type: ignore[no-untyped-def]
+    parts = max(1, min(max(rows * size * k // PART_PRODUCTS, size * k // PART_WEIGHTS), size // COLUMNS))
+    return bands * max(1, parts // bands)
+
+
+@compiled
+def _product(words, zero, out, x, rows, w, like, layout, size, scale, bias, limit, k):  # type: ignore[no-untyped-def]
+    operands = _operands(words, zero, out, x, rows, w, like, layout, size, scale, bias, limit, k)
+    share_by_thread(words, _parts(operands[1], rows, size, k), _columns, operands)
+
+
+@compiled
+def _product_in_tiles(words, zero, out, x, rows, w, like, layout, size, scale, bias, limit, k):  # type: ignore[no-untyped-def]
+    operands = _operands(words, zero, out, x, rows, w, like, layout, size, scale, bias, limit, k)
+    share_by_thread(words, _parts(operands[1], rows, size, k), _columns_in_tiles, operands)
 
 
 def linear_w8a8(
@@ -217,8 +284,12 @@ def linear_w8a8(
     if rows and size:
         values, scale, bias = dense(x), dense(scale), None if bias is None else dense(bias)
         limit = np.float32(threshold or np.inf)
+        tiled = kind(weight) is TILED
+        zero = np.int8(0) if tiled else np.int16(0)
+        product = _product_in_tiles if tiled and AMX else _product
         launch(
-            _product, ZERO, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(), size, scale.data_ptr(),
-            address(bias), int(limit.view(np.int32)), k,
+            product, zero, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(), kind(weight),
+            (*extent(weight), *weight.values.shape[2:]), size, scale.data_ptr(), address(bias),
+            int(limit.view(np.int32)), k,
         )  # fmt: skip
     return out if x.dtype is torch.float32 else out.to(x.dtype)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..dense_weight import PAIR, PANEL, DenseWeight
-from .arrays import KINDS, address, array_at, dense
+from ..dense_weight import PANEL, DenseWeight
+from .arrays import address, array_at, dense, kind
 from .compiled import compiled, inner
 from .panels import ROWS, panel_products
 from .recording import empty, launch
@@ -73,9 +73,8 @@ def following(q, count, stop, row, rows, panel_size):  # type: ignore[no-untyped
 
 
 @inner
-def _columns(part, parts, threads, bands, out, x, rows, w, size, scale, bias, k):  # type: ignore[no-untyped-def]
+def _columns(part, parts, threads, bands, out, x, rows, w, panels, each, size, scale, bias, k):  # type: ignore[no-untyped-def]
     """One part of out [rows, size] = x [rows, k] @ w [size, k] transposed * scale + bias."""
-    panels, panel_size = (size + PANEL - 1) // PANEL, (k + 1) // PAIR * (PAIR * PANEL)
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
     stop = end if ends_share(part, parts, threads) else panels
     block = max(1, CACHED_VALUES // (k * ROWS)) * ROWS
@@ -92,25 +91,30 @@ def _columns(part, parts, threads, bands, out, x, rows, w, size, scale, bias, k)
             t = first
             for left in range(tiles, 0, -1):
                 height = (last - t + left - 1) // left  # tiles of like height
-                soon = following(q, count, stop, t - first, last - first, panel_size)
-                panel_products(sums, STRIP * PANEL, x, t * k, k, height, w, q * panel_size, count, k, soon)
+                soon = following(q, count, stop, t - first, last - first, each)
+                panel_products(sums, STRIP * PANEL, x, t * k, k, height, w, q * each, count, k, soon)
                 for m in range(height):
                     scaled(out, (t + m) * size + n, sums, m * STRIP * PANEL, ONE, scale, bias, n, width)
                 t += height
 
 
 @compiled
-def _product(words, parts, out, x, rows, w, kind, size, scale, bias, k):  # type: ignore[no-untyped-def]
-    real, stored = np.float32(0), (size + PANEL - 1) // PANEL * PANEL * ((k + 1) // PAIR * PAIR)
-    bands = row_bands(words, rows)
+def _product(words, parts, out, x, rows, w, like, panels, each, size, scale, bias, k):  # type: ignore[no-untyped-def]
+    real, bands = np.float32(0), row_bands(words, rows)
     share(
         words, bands * max(1, parts // bands), _columns,
         (
             thread_count(words), bands, array_at(out, real, (rows * size,)), array_at(x, real, (rows * k,)), rows,
-            array_at(w, kind, (stored,)), size, array_at(scale, real, (size if scale else 0,)),
+            array_at(w, like, (panels * each,)), panels, each, size, array_at(scale, real, (size if scale else 0,)),
             array_at(bias, real, (size if bias else 0,)), k,
         ),
     )  # fmt: skip
+
+
+def extent(weight: DenseWeight) -> tuple[int, int]:
+    """How many panels of `PANEL` outputs a weight has, and the elements of each."""
+    count, groups, outputs, inputs = weight.values.shape
+    return count * outputs // PANEL, groups * inputs * PANEL
 
 
 def _run(
@@ -123,7 +127,7 @@ def _run(
         parts = max(1, min(rows * size * k // PART_PRODUCTS, size // (STRIP * PANEL)))
         launch(
             _product, parts, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(),
-            KINDS[weight.values.dtype], size, address(scale), address(bias), k,
+            kind(weight), *extent(weight), size, address(scale), address(bias), k,
         )  # fmt: skip
     return out if x.dtype is torch.float32 else out.to(x.dtype)
 

@@ -39,7 +39,7 @@ class Codes:
 
     panels_at_once: ClassVar = {1: 6, 2: 6, 3: 4, 4: 3, 5: 2, 6: 2}
     """By rows of the tile."""
-    vectors = 1
+    outputs_at_once, vectors = PANEL, 1
     zero = ir.Constant(_REALS, [0.0] * PANEL)
 
     def __init__(self, bits: int) -> None:
@@ -63,8 +63,8 @@ class Codes:
     def add(self, b: Any, total: Any, x: Any, w: Any) -> Any:
         return fused(b, x, w, total)
 
-    def outputs(self, b: Any, sums: list[Any]) -> Any:
-        return sums[0]
+    def outputs(self, b: Any, sums: list[Any]) -> list[Any]:
+        return sums
 
 
 class _PackedTile(Tile):

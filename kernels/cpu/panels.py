@@ -45,7 +45,7 @@ from numba.extending import intrinsic
 
 from ..dense_weight import PAIR, PANEL
 from . import digits
-from .vector_ir import L2, call_tiles, fused, lines_from, pointers, prefetch, splat, widened
+from .vector_ir import L2, TILED_INT8, call_tiles, fused, lines_from, pointers, prefetch, splat, widened
 
 ROWS = 6
 """Rows of a tile, at most."""
@@ -83,8 +83,8 @@ def panel_products(
 
     for m < `rows` (1 to `ROWS`), q < `panels`, i < 8. The panels of the weight begin at w[w_at]; what is read soon
     after, at w[soon], is fetched meanwhile. Arrays are read as flat: out float32; x float32 and w float32, float16,
-    bfloat16 (as `vector_ir` calls them) or int8; or w int8 and x int16 or, with `X86_DIGITS`, int8 in rows as `digits`
-    tells. The sums of integers are exact modulo 2^32 and then rounded to float32.
+    bfloat16 or int8 (as `vector_ir` calls them); or w int8 and x int16; or w tiled and x int8, in rows as `digits`
+    tells. The sums of integers are exact modulo 2^32 and then rounded to float32. Of a tiled weight `panels` are even.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -98,7 +98,11 @@ def panel_products(
         def tile(count: int) -> Any:
             if x_type == types.int8:
                 return digits.Tile(count, 1)
-            return Tile(count, Integers() if x_type == types.int16 else Floats(w_type, WIDE))
+            if x_type == types.int16:
+                return Tile(count, Integers())
+            if w_type == TILED_INT8:
+                return Tile(count, Floats(w_type, WIDE, digits.TILE_OUTPUTS, digits.QUAD, digits.TILE_INPUTS))
+            return Tile(count, Floats(w_type, WIDE))
 
         call_tiles(b, rows, name, operands, tile, ROWS)
         return context.get_dummy_value()
@@ -107,16 +111,22 @@ def panel_products(
 
 
 class Floats:
-    """float32 times weights of `dtype`: lanes (output, even or odd k), a panel's in one vector or in two."""
+    """float32 times weights of `dtype` in panels of `outputs` by `inputs`, inputs filled up to a multiple of `whole`.
 
-    def __init__(self, dtype: Any, wide: bool) -> None:
+    Lanes are (output, place among the inputs).
+    """
+
+    def __init__(
+        self, dtype: Any, wide: bool, outputs: int = PANEL, inputs: int = PAIR, whole: int = PAIR
+    ) -> None:
         self._dtype = dtype
-        self._lanes = _ELEMENTS if wide else PANEL
-        self.vectors = _ELEMENTS // self._lanes
+        self._lanes = 16 if wide else 8
+        self.outputs_at_once, self.inputs, self.whole = outputs, inputs, whole
+        self.vectors = outputs * inputs // self._lanes
         """Of sums, a panel."""
-        self.panels_at_once = (
-            {1: 6, 2: 6, 3: 4, 4: 3, 5: 2, 6: 2} if wide else {1: 6, 2: 3, 3: 2, 4: 1, 5: 1, 6: 1}
-        )
+        at_once = {1: 6, 2: 6, 3: 4, 4: 3, 5: 2, 6: 2} if wide else {1: 6, 2: 3, 3: 2, 4: 1, 5: 1, 6: 1}
+        share = outputs * inputs // _ELEMENTS
+        self.panels_at_once = {rows: max(1, count // share) for rows, count in at_once.items()}
         """By rows of the tile."""
         self.zero = ir.Constant(ir.VectorType(_F32, self._lanes), [0.0] * self._lanes)
 
@@ -124,30 +134,32 @@ class Floats:
         return widened(b, panel, b.add(at, at.type(vector * self._lanes)), self._dtype, self._lanes)
 
     def factor(self, b: Any, x: Any, k: Any) -> Any:
-        """x[k], x[k + 1], x[k], …"""
-        two = b.load(b.bitcast(b.gep(x, [k]), _I64.as_pointer()), align=4)
-        return b.bitcast(splat(b, two, self._lanes // PAIR), self.zero.type)
-
-    def last(self, b: Any, x: Any, k: Any) -> Any:
-        """x[k], 0, x[k], …: of a row of odd length the last."""
-        one = splat(b, b.load(b.gep(x, [k])), self._lanes)
-        return _shuffled(
-            b, one, self.zero, [lane if lane % 2 == 0 else self._lanes for lane in range(self._lanes)]
-        )
+        """x[k], x[k + 1], …, as many as are multiplied at once, over and over."""
+        kind = ir.IntType(32 * self.inputs)
+        few = b.load(b.bitcast(b.gep(x, [k]), kind.as_pointer()), align=4)
+        return b.bitcast(splat(b, few, self._lanes // self.inputs), self.zero.type)
 
     def add(self, b: Any, total: Any, x: Any, w: Any) -> Any:
         return fused(b, x, w, total)
 
-    def outputs(self, b: Any, sums: list[Any]) -> Any:
-        """The sums of a panel's outputs, as float32."""
-        low, high = sums[0], sums[-1]
-        even, odd = (_shuffled(b, low, high, range(start, _ELEMENTS, PAIR)) for start in (0, 1))
-        return b.fadd(even, odd)
+    def outputs(self, b: Any, sums: list[Any]) -> list[Any]:
+        """The sums of a panel's outputs, as float32: neighbours are added until each output has one."""
+        left = self.inputs
+        while left > 1:
+            pairs = list(zip(sums[::2], sums[1::2], strict=True)) if len(sums) > 1 else [(sums[0], sums[0])]
+            count = self._lanes if len(sums) > 1 else self._lanes // 2
+            sums = [
+                b.fadd(*(_shuffled(b, low, high, range(start, 2 * count, 2)) for start in (0, 1)))
+                for low, high in pairs
+            ]
+            left //= 2
+        return sums
 
 
 class Integers:
     """int16 times int8: one vector a panel, pairs added up as they are multiplied."""
 
+    outputs_at_once, inputs, whole = PANEL, PAIR, PAIR
     panels_at_once: ClassVar = {1: 8, 2: 5, 3: 3, 4: 2, 5: 2, 6: 2}
     vectors = 1
     zero = ir.Constant(_SUMS, [0] * PANEL)
@@ -160,10 +172,6 @@ class Integers:
         two = b.load(b.bitcast(b.gep(x, [k]), _I32.as_pointer()), align=2)
         return b.bitcast(splat(b, two, PANEL), _CODES)
 
-    def last(self, b: Any, x: Any, k: Any) -> Any:
-        one = b.zext(b.load(b.gep(x, [k])), _I32)
-        return b.bitcast(splat(b, one, PANEL), _CODES)
-
     def add(self, b: Any, total: Any, x: Any, w: Any) -> Any:
         if X86_PAIRS:
             kind = ir.FunctionType(_SUMS, [_CODES, _CODES])
@@ -175,8 +183,8 @@ class Integers:
             total = b.add(total, b.mul(left, right))
         return total
 
-    def outputs(self, b: Any, sums: list[Any]) -> Any:
-        return b.sitofp(sums[0], ir.VectorType(_F32, PANEL))
+    def outputs(self, b: Any, sums: list[Any]) -> list[Any]:
+        return [b.sitofp(sums[0], ir.VectorType(_F32, PANEL))]
 
 
 class Tile:
@@ -193,19 +201,21 @@ class Tile:
         word = size.type
         xs = [b.gep(x, [b.mul(x_step, word(m))]) for m in range(self.rows)]
         outs = [b.gep(out, [b.mul(out_step, word(m))]) for m in range(self.rows)]
-        panel_size, first = self.panel_size(b, size), word(0)
-        for count in sorted({self.arithmetic.panels_at_once[self.rows], 1}, reverse=True):
+        math, first = self.arithmetic, word(0)
+        panel_size, wide = self.panel_size(b, size), math.outputs_at_once // PANEL
+        for count in sorted({math.panels_at_once[self.rows] * wide, wide}, reverse=True):
             last = b.sub(panels, b.srem(b.sub(panels, first), word(count)))
             with cgutils.for_range_slice(b, first, last, word(count), word) as (q, _):
                 begin, column = b.mul(q, panel_size), b.mul(q, word(PANEL))
-                ws = [b.gep(w, [b.add(begin, b.mul(panel_size, word(i)))]) for i in range(count)]
+                ws = [b.gep(w, [b.add(begin, b.mul(panel_size, word(i)))]) for i in range(0, count, wide)]
                 self.products(b, [b.gep(row, [column]) for row in outs], xs, ws, q, size, more)
             first = last
         b.ret_void()
 
     def panel_size(self, b: Any, size: Any) -> Any:
-        """Elements of a panel."""
-        return b.mul(b.ashr(b.add(size, size.type(1)), size.type(1)), size.type(_ELEMENTS))
+        """Elements of `PANEL` outputs."""
+        whole = size.type(self.arithmetic.whole)
+        return b.mul(b.sdiv(b.add(size, b.sub(whole, size.type(1))), whole), b.mul(whole, size.type(PANEL)))
 
     def products(
         self, b: Any, outs: list[Any], xs: list[Any], ws: list[Any], q: Any, size: Any, more: list[Any]
@@ -216,20 +226,23 @@ class Tile:
         """
         math, word = self.arithmetic, size.type
         slots = self.zeros(b, len(ws))
-        whole = b.and_(size, word(-PAIR))
-        soon = lines_from(b, more[0], b.mul(b.sdiv(q, word(len(ws))), b.sdiv(size, word(PAIR))))
+        inputs = word(math.inputs)
+        whole = b.mul(b.sdiv(size, inputs), inputs)
+        turns = b.mul(b.sdiv(q, word(len(ws) * math.outputs_at_once // PANEL)), b.sdiv(size, inputs))
+        soon = lines_from(b, more[0], turns)
 
         def read(k: Any) -> Any:
-            at = b.mul(k, word(PANEL))
+            at = b.mul(k, word(math.outputs_at_once))
             return lambda panel, part: math.weights(b, ws[panel], at, part)
 
-        with cgutils.for_range_slice(b, word(0), whole, word(PAIR), word) as (k, _):
+        with cgutils.for_range_slice(b, word(0), whole, inputs, word) as (k, _):
             for panel in ws:
-                prefetch(b, b.gep(panel, [b.add(b.mul(k, word(PANEL)), word(AHEAD))]))
-            prefetch(b, lines_from(b, soon, b.sdiv(k, word(PAIR))), L2)
+                prefetch(b, b.gep(panel, [b.add(b.mul(k, word(math.outputs_at_once)), word(AHEAD))]))
+            prefetch(b, lines_from(b, soon, b.sdiv(k, inputs)), L2)
             self.add(b, slots, [partial(math.factor, b, x, k) for x in xs], read(k))
         with b.if_then(b.icmp_signed("<", whole, size)):
-            self.add(b, slots, [partial(math.last, b, x, whole) for x in xs], read(whole))
+            rest = [_filled_up(b, b.gep(x, [whole]), b.sub(size, whole), math.inputs) for x in xs]
+            self.add(b, slots, [partial(math.factor, b, x, word(0)) for x in rest], read(whole))
         self.finish(b, slots, outs)
 
     def zeros(self, b: Any, panels: int) -> list[Any]:
@@ -268,9 +281,21 @@ class Tile:
         for row, out in enumerate(outs):
             for first in range(0, vectors, math.vectors):
                 begin = row * vectors + first
-                values = math.outputs(b, sums[begin : begin + math.vectors])
-                place = b.gep(out, [_I64(first // math.vectors * PANEL)])
-                b.store(values, b.bitcast(place, values.type.as_pointer()), align=4)
+                place = b.gep(out, [_I64(first // math.vectors * math.outputs_at_once)])
+                for values in math.outputs(b, sums[begin : begin + math.vectors]):
+                    b.store(values, b.bitcast(place, values.type.as_pointer()), align=4)
+                    place = b.gep(place, [_I64(values.type.count)])
+
+
+def _filled_up(b: Any, x: Any, count: Any, length: int) -> Any:
+    """A pointer to the first `count` of x and zeros, `length` in all."""
+    kind = x.type.pointee
+    buffer = cgutils.alloca_once(b, ir.ArrayType(kind, length))
+    b.store(ir.Constant(buffer.type.pointee, [0] * length), buffer)
+    values = b.bitcast(buffer, x.type)
+    with cgutils.for_range(b, count) as loop:
+        b.store(b.load(b.gep(x, [loop.index])), b.gep(values, [loop.index]))
+    return values
 
 
 def _shuffled(b: Any, left: Any, right: Any, lanes: Sequence[int]) -> Any:

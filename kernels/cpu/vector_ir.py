@@ -27,6 +27,8 @@ L1, L2 = 3, 2
 """The nearest cache that `prefetch` fills, as LLVM calls it."""
 FLOAT16, BFLOAT16 = types.uint16, types.int16
 """What the 16-bit floats are called in numba's types."""
+TILED_INT8 = types.uint8
+"""And int8 in the order that `digits` tells."""
 
 _F32, _I8, _I16, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 
@@ -278,7 +280,7 @@ def widened(b: Any, pointer: Any, offset: Any, dtype: Any, lanes: int) -> Any:
 
     if dtype == types.float32:
         return read(_F32, 4)
-    if dtype == types.int8:
+    if dtype in (types.int8, TILED_INT8):
         return b.sitofp(read(_I8, 1), shaped(_F32))
     if dtype == FLOAT16:
         return b.fpext(read(ir.HalfType(), 2), shaped(_F32))
@@ -327,8 +329,8 @@ def spread(b: Any, value: Any, lanes: int) -> Any:
     return value if lanes == 1 else splat(b, value, lanes)
 
 
-def constant(kind: Any, number: int) -> Any:
-    """The integer in a type, or in each lane of a vector's."""
+def constant(kind: Any, number: float) -> Any:
+    """The number in a type, or in each lane of a vector's."""
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from .. import large_pages, packed_weight
-from ..dense_weight import in_panels
+from .. import dense_weight, large_pages, packed_weight
+from ..dense_weight import DenseWeight
 from ..packed_weight import PackedWeight
+from .digits import QUAD, TILE_INPUTS, TILE_OUTPUTS, X86_DIGITS
 
-hold = in_panels
+
+def hold(matrix: torch.Tensor) -> DenseWeight:
+    """The same weight, to be multiplied with. `matrix` is given up."""
+    if X86_DIGITS and matrix.dtype is torch.int8:
+        return dense_weight.in_panels(matrix, TILE_OUTPUTS, QUAD, TILE_INPUTS // QUAD)
+    return dense_weight.in_panels(matrix)
 
 
 def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -13,14 +13,15 @@ import pytest
 import torch
 from heddle.kernels import cpu, triton
 from heddle.kernels.cpu import digits, panels
+from heddle.kernels.dense_weight import in_panels
 from heddle.kernels.ops import W8A8_MAX_K, Ops
 
 Check = Callable[..., None]
 SHAPES = [(1, 1), (3, 5), (8, 16), (31, 64), (25, 63), (99, 577), (72, 1536)]
 """(N, K): K below, at and beside multiples of the vector width; N beside multiples of every tile."""
 THRESHOLD = 6.0
-FORMS = {"pairs": np.int16(0)} | ({"quads": np.int8(0)} if digits.X86_DIGITS else {})
-"""The codes of zero with which this processor can compute, by how many inputs it multiplies at once."""
+FORMS = {"pairs": in_panels} | ({"tiled": cpu.hold} if digits.X86_DIGITS else {})
+"""How a weight may be held: by this the kernels choose their instructions."""
 MODULE = importlib.import_module("heddle.kernels.cpu.linear_w8a8")
 
 
@@ -198,28 +199,23 @@ def test_a_row_with_an_outlier_changes_no_bit_of_a_quiet_neighbour(ops: Ops) -> 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("n", "k"), [*SHAPES, (600, 2), (40, 3), (16, 4)])
 def test_a_processors_own_products_give_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, check: Check, form: str, n: int, k: int, with_bias: bool
+    check: Check, form: str, n: int, k: int, with_bias: bool
 ) -> None:
-    monkeypatch.setattr(MODULE, "ZERO", FORMS[form])
     (weight, scale), bias, x = layer(n, k), torch.randn(n) if with_bias else None, activations(33, k)
-    held = cpu.hold(weight.clone())
+    held, pairs = FORMS[form](weight.clone()), in_panels(weight.clone())
     computed = {rows: cpu.linear_w8a8(x[:rows], held, scale, bias, THRESHOLD) for rows in (1, 2, 7, 33)}
     check(computed[33], expected(x, weight, scale, bias, THRESHOLD))
-    monkeypatch.setattr(MODULE, "ZERO", FORMS["pairs"])
     for rows, result in computed.items():
-        assert torch.equal(result, cpu.linear_w8a8(x[:rows], held, scale, bias, THRESHOLD))
+        assert torch.equal(result, cpu.linear_w8a8(x[:rows], pairs, scale, bias, THRESHOLD))
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("n", "k"), [(25, 63), (72, 576), (600, 100)])
-def test_bits_of_a_row_do_not_depend_on_its_company(
-    monkeypatch: pytest.MonkeyPatch, form: str, n: int, k: int, threads: int
-) -> None:
+def test_bits_of_a_row_do_not_depend_on_its_company(form: str, n: int, k: int, threads: int) -> None:
     """Any number of rows from 1 to 40, any place among them, any row's neighbours: the same bits."""
-    monkeypatch.setattr(MODULE, "ZERO", FORMS[form])
     weight, scale = layer(n, k)
-    bias, x, held = torch.randn(n), activations(40, k), cpu.hold(weight)
+    bias, x, held = torch.randn(n), activations(40, k), FORMS[form](weight)
     before = cpu.team.TEAM.num_threads
     cpu.team.TEAM.resize(threads)
     try:
@@ -249,7 +245,7 @@ def test_integer_products_with_and_without_x86s_instruction(
     for count in (1, 7):
         x = np.random.default_rng(k).integers(-127, 128, (rows, k)).astype(np.int16)
         w = np.random.default_rng(k + 1).integers(-128, 128, (8 * count, k)).astype(np.int8)
-        held = cpu.hold(torch.from_numpy(w.copy())).values.numpy()
+        held = in_panels(torch.from_numpy(w.copy())).values.numpy()
         out = np.zeros(rows * 8 * count, np.float32)
         tile(out, x.ravel(), held.ravel(), count, k)
         assert (out.reshape(rows, -1) == x.astype(np.int64) @ w.astype(np.int64).T).all()

@@ -6,20 +6,22 @@ import numba
 import numpy as np
 import pytest
 import torch
-from heddle.kernels import cpu
-from heddle.kernels.cpu import panels
+from heddle.kernels.cpu import digits, panels
+from heddle.kernels.dense_weight import in_panels
 
 
 @pytest.mark.parametrize("k", [1, 101])
 @pytest.mark.parametrize("rows", range(1, panels.ROWS + 1))
-@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+@pytest.mark.parametrize(("dtype", "tiled"), [(np.float32, False), (np.int8, False), (np.int8, True)])
 def test_wide_vectors_give_the_bits_of_narrow_ones(
-    monkeypatch: pytest.MonkeyPatch, dtype: type, rows: int, k: int
+    monkeypatch: pytest.MonkeyPatch, dtype: type, tiled: bool, rows: int, k: int
 ) -> None:
     products, draw = panels.panel_products, np.random.default_rng(k)
-    x, count = draw.standard_normal((rows, k), np.float32), 19
+    x, count = draw.standard_normal((rows, k), np.float32), 18 if tiled else 19
     w = (100 * draw.standard_normal((8 * count, k))).clip(-128, 127).astype(dtype)
-    held = cpu.hold(torch.from_numpy(w.copy())).values.numpy()
+    layout = (digits.TILE_OUTPUTS, digits.QUAD, digits.TILE_INPUTS // digits.QUAD) if tiled else ()
+    held = in_panels(torch.from_numpy(w.copy()), *layout).values.numpy()
+    held = held.view(np.uint8) if tiled else held
     found = []
     for wide in (False, True):
         monkeypatch.setattr(panels, "WIDE", wide)
