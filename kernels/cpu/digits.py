@@ -95,11 +95,9 @@ def digit_step(k, group_size):  # type: ignore[no-untyped-def]
 
 
 @inner
-def finish_row(row, k):  # type: ignore[no-untyped-def]
-    """Write what comes after a row's k digits (int8), all in one group."""
-    total, end = np.int32(0), (k + QUAD - 1) // QUAD * QUAD
-    for j in range(k):
-        total += np.int32(row[j])
+def finish_row(row, k, total):  # type: ignore[no-untyped-def]
+    """Write what comes after a row's k digits (int8), all in one group, whose sum is `total`."""
+    end = (k + QUAD - 1) // QUAD * QUAD
     row[k:end] = np.int8(0)
     row[end : end + SUM_BYTES].view(np.int32)[0] = total
 

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from .amx import TILE
 from .arrays import aligned
 from .compiled import inner
-from .digits import BASE, DIGITS, HALF, QUAD, SUM_BYTES, add_products, digit_step, in_base
+from .digits import BASE, DIGITS, HALF, QUAD, SUM_BYTES, add_products, digit_step
 from .linears import PART_VALUES
 from .team import APART, share, thread_count
 from .vector_ir import constant, nearest, pointers, spread, widened
@@ -86,49 +86,6 @@ def _write_rows(part, parts, codes, scales, x, group_size):  # type: ignore[no-u
             continue
         scale_bits[t] = (exponent - np.int32(22)) << np.int32(23)
         write_digits(flat, t * DIGITS * step, step, values, t * k, k, np.float32(1) / scales[t], group_size)
-
-
-@intrinsic
-def scaled_numbers(
-    typingctx: Any, out: Any, at: Any, sums: Any, sums_at: Any, step: Any, factor: Any, scale: Any, bias: Any, n: Any,
-    count: Any,
-) -> Any:  # fmt: skip
-    """out[at + i] = number[i] * factor * scale[n + i] + bias[n + i] for i < count, as `linears.scaled` computes it,
-
-    of the numbers whose digits are sums[sums_at + d * step + i], int32; bias may be empty. Arrays are flat.
-    """
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        arrays = pointers(context, b, signature, args)
-        _, at, _, sums_at, step, factor, _, _, n, count = args
-        word = count.type
-        has_bias = b.icmp_signed(
-            ">", context.make_array(signature.args[7])(context, b, args[7]).nitems, word(0)
-        )
-        digits = [b.gep(arrays[2], [b.add(sums_at, b.mul(step, word(d)))]) for d in range(DIGITS)]
-
-        def write(i: Any, lanes: int, biased: bool) -> None:
-            kind = ir.VectorType(_I32, lanes) if lanes > 1 else _I32
-            parts = [b.load(b.bitcast(b.gep(row, [i]), kind.as_pointer()), align=4) for row in digits]
-            value = b.fmul(in_base(b, parts), spread(b, factor, lanes))
-            value = b.fmul(value, widened(b, arrays[6], b.add(n, i), types.float32, lanes))
-            if biased:
-                value = b.fadd(value, widened(b, arrays[7], b.add(n, i), types.float32, lanes))
-            place = b.gep(arrays[0], [b.add(at, i)])
-            b.store(value, b.bitcast(place, value.type.as_pointer()), align=4)
-
-        whole = b.and_(count, word(-WIDE))
-        with b.if_else(has_bias) as (then, otherwise):
-            for branch, biased in ((then, True), (otherwise, False)):
-                with branch:
-                    with cgutils.for_range_slice(b, word(0), whole, word(WIDE), word) as (i, _):
-                        write(i, WIDE, biased)
-                    with cgutils.for_range_slice(b, whole, count, word(1), word) as (i, _):
-                        write(i, 1, biased)
-        return context.get_dummy_value()
-
-    word = types.int64
-    return types.void(out, word, sums, word, word, types.float32, scale, bias, word, word), generate
 
 
 @intrinsic

@@ -28,8 +28,9 @@ from .amx import AMX, leave_tiles, tile_products, use_tiles
 from .arrays import TILED, address, aligned, array_at, dense, kind
 from .compiled import compiled, inner
 from .digits import DIGITS, TILE_ROWS, fixed_point_products
-from .fixed_point import fixed_point, own_fixed_point, scaled_numbers
-from .linears import ONE, STRIP, extent, following, part_of_product, row_bands, scaled
+from .epilogue import scaled, scaled_numbers
+from .fixed_point import fixed_point, own_fixed_point
+from .linears import ONE, STRIP, extent, following, part_of_product, row_bands
 from .panels import panel_products
 from .recording import empty, launch
 from .team import ends_share, share_by_thread, spaced, thread_count

@@ -30,8 +30,9 @@ from ..packed_weight import WORD_BITS, PackedWeight
 from .arrays import KINDS, address, array_at, dense
 from .compiled import compiled, inner
 from .digits import DIGITS, TILE_ROWS, X86_DIGITS
+from .epilogue import scaled
 from .fixed_point import fixed_point, own_fixed_point
-from .linears import CACHED_VALUES, ONE, PART_VALUES, STRIP, following, part_of_product, row_bands, scaled
+from .linears import CACHED_VALUES, ONE, PART_VALUES, STRIP, following, part_of_product, row_bands
 from .packed_digits import packed_fixed_point_products
 from .packed_panels import packed_products
 from .panels import ROWS

@@ -32,12 +32,14 @@ import numpy as np
 import torch
 
 from ..dense_weight import PANEL, DenseWeight
-from ..ops import W8A8_MAX_K, W8A8_SMALLEST
+from ..ops import W8A8_MAX_K
 from . import amx
 from .amx import AMX, leave_tiles, tile_products, use_tiles
 from .arrays import TILED, address, aligned, array_at, dense, kind
 from .compiled import compiled, inner
-from .digits import digit_step, finish_row
+from .digits import digit_step
+from .epilogue import scaled_sums
+from .int8_rows import quantise_rows
 from .linears import PART_VALUES, STRIP, extent, following, part_of_product, row_bands
 from .panels import ROWS, panel_products
 from .recording import empty, launch
@@ -53,41 +55,6 @@ PART_PRODUCTS = 300_000
 """Products in one part of the second pass: about 5 microseconds of one core."""
 PART_WEIGHTS = 100_000
 """Weights in one part where few rows share them: as long, since they come from memory."""
-ROUND = np.float32(1.5 * 2**23)
-"""Added and taken away again, it rounds a float32 of up to 2^22 to the nearest integer, ties to even."""
-MAGNITUDE = np.int32(0x7FFFFFFF)
-"""A float32's bits but the sign: as integers in the order of the magnitudes, then infinity, then NaN."""
-
-
-@inner
-def _quantize(part, parts, codes, scales, values, places, counts, x, limit):  # type: ignore[no-untyped-def]
-    """One part of the rows of x as codes, scales and outliers: what is not below `limit`, a magnitude's bits.
-
-    The first counts[t] of values[t] and places[t] are row t's outliers and their columns, in order.
-    """
-    rows, k = x.shape
-    bits, scale_bits = x.view(np.int32), scales.view(np.int32)
-    for t in range(rows * part // parts, rows * (part + 1) // parts):
-        row, row_bits, row_codes = x[t], bits[t], codes[t]
-        largest, count = np.int32(0), 0
-        for j in range(k):
-            magnitude = np.int32(row_bits[j] & MAGNITUDE)
-            largest = max(largest, magnitude if magnitude < limit else np.int32(0))
-            count += magnitude >= limit
-        scale_bits[t], counts[t] = largest, count
-        factor = np.float32(127) / scales[t] if scales[t] > W8A8_SMALLEST else np.float32(0)
-        scales[t] /= np.float32(127)
-        for j in range(k):
-            rounded = np.float32(np.float32(row[j] * factor) + ROUND) - ROUND
-            magnitude = np.int32(row_bits[j] & MAGNITUDE)
-            row_codes[j] = np.int32(rounded) if magnitude < limit else np.int32(0)
-        if codes.itemsize == 1:
-            finish_row(row_codes, k)
-        found = 0
-        for j in range(k if count else 0):
-            if np.int32(row_bits[j] & MAGNITUDE) >= limit:
-                values[t, found], places[t, found] = row[j], j
-                found += 1
 
 
 @inner
@@ -118,16 +85,6 @@ def _widen_columns(table, columns, w, n, width, each, outputs, inputs):  # type:
 
 
 @inner
-def _finish(row, sums, row_scale, deltas, scale, bias):  # type: ignore[no-untyped-def]
-    """row[i] = (sums[i] * row_scale + deltas[i]) * scale[i] + bias[i]; without a bias where that is empty."""
-    for i in range(row.size):
-        row[i] = (np.float32(sums[i]) * row_scale + deltas[i]) * scale[i]
-    if bias.size:
-        for i in range(row.size):
-            row[i] += bias[i]
-
-
-@inner
 def _finish_rows(  # type: ignore[no-untyped-def]
     out, first, count, n, width, sums, row_scales, values, places, counts, table, deltas, scale, bias
 ):
@@ -144,8 +101,7 @@ def _finish_rows(  # type: ignore[no-untyped-def]
                 add_weighted_rows(
                     deltas, (i,), flat, (t * k,), table, places[t], i, counts[t], (0, LANES, 2 * LANES), 3 * LANES
                 )  # fmt: skip
-        row, place = out[t, n : n + width], m * COLUMNS
-        _finish(row, sums[place : place + width], row_scales[t], deltas, scale[n:], bias[n:])
+        scaled_sums(out, t * scale.size + n, sums, m * COLUMNS, row_scales[t], deltas, scale, bias, n, width)
         if counts[t]:
             deltas[:] = np.float32(0)
 
@@ -154,7 +110,7 @@ def _finish_rows(  # type: ignore[no-untyped-def]
 def _own_codes(copy, found, x, limit, codes, scales, values, places, counts, columns):  # type: ignore[no-untyped-def]
     """Make this copy's codes and the rest unless they are there; its outlier columns. All arguments hold all copies."""
     if found[copy * APART] < 0:
-        _quantize(0, 1, codes[copy], scales[copy], values[copy], places[copy], counts[copy], x, limit)
+        quantise_rows(0, 1, codes[copy], scales[copy], values[copy], places[copy], counts[copy], x, limit)
         found[copy * APART] = _number_columns(columns[copy], places[copy], counts[copy])
     return columns[copy, : found[copy * APART]]
 
@@ -245,7 +201,7 @@ def _operands(words, zero, out_at, x_at, rows, w_at, like, layout, size, scale_a
     found[:] = -1
     if copies == 1:
         share(
-            words, max(1, min(rows, rows * k // PART_VALUES)), _quantize,
+            words, max(1, min(rows, rows * k // PART_VALUES)), quantise_rows,
             (codes[0], row_scales[0], values[0], places[0], counts[0], x, limit),
         )  # fmt: skip
         found[0] = _number_columns(columns[0], places[0], counts[0])

@@ -8,10 +8,10 @@ import torch
 from ..dense_weight import PANEL, DenseWeight
 from .arrays import address, array_at, dense, kind
 from .compiled import compiled, inner
+from .epilogue import scaled
 from .panels import ROWS, panel_products
 from .recording import empty, launch
 from .team import ends_share, share, thread_count
-from .vector_ir import load, store
 
 STRIP = 12
 """Panels worked on together: a multiple of those in each tile, few enough for the caches."""
@@ -24,23 +24,6 @@ BAND_ROWS = 32
 ONE = np.float32(1)
 PART_VALUES = 16384
 """Activations made ready in one part of the work: about as long."""
-
-
-@inner
-def scaled(out, at, sums, sums_at, factor, scale, bias, n, width):  # type: ignore[no-untyped-def]
-    """out[at + i] = sums[sums_at + i] * factor * scale[n + i] + bias[n + i] for i < width; arrays may be empty."""
-    if scale.size and bias.size:
-        for i in range(width):
-            store(out, at + i, load(sums, sums_at + i) * factor * load(scale, n + i) + load(bias, n + i))
-    elif scale.size:
-        for i in range(width):
-            store(out, at + i, load(sums, sums_at + i) * factor * load(scale, n + i))
-    elif bias.size:
-        for i in range(width):
-            store(out, at + i, load(sums, sums_at + i) * factor + load(bias, n + i))
-    else:
-        for i in range(width):
-            store(out, at + i, load(sums, sums_at + i) * factor)
 
 
 @inner

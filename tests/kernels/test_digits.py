@@ -27,7 +27,7 @@ def row_bytes(k):  # type: ignore[no-untyped-def]
 @numba.njit
 def finish(rows, k):  # type: ignore[no-untyped-def]
     for row in rows:
-        digits.finish_row(row, k)
+        digits.finish_row(row, k, np.int32(row[:k].sum()))
 
 
 def in_rows(numbers: np.ndarray) -> np.ndarray:
