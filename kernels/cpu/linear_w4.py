@@ -27,14 +27,17 @@ import torch
 from ..dense_weight import PANEL
 from ..ops import W8A8_MAX_K
 from ..packed_weight import WORD_BITS, PackedWeight
-from .arrays import KINDS, address, array_at, dense
+from . import amx
+from .amx import AMX, leave_tiles, tile_products, use_tiles
+from .arrays import KINDS, address, aligned, array_at, dense
 from .compiled import compiled, inner
-from .digits import DIGITS, TILE_ROWS, X86_DIGITS
+from .digits import DIGITS, TILE_INPUTS, TILE_ROWS, X86_DIGITS
 from .epilogue import scaled
 from .fixed_point import fixed_point, own_fixed_point
 from .linears import CACHED_VALUES, ONE, PART_VALUES, STRIP, following, part_of_product, row_bands
 from .packed_digits import packed_fixed_point_products
 from .packed_panels import packed_products
+from .packed_tiles import BITS, add_group, fetch, group_bytes, unpack_group
 from .panels import ROWS
 from .recording import empty, launch
 from .team import ends_share, share, share_by_thread, spaced, thread_count
@@ -45,6 +48,9 @@ CACHED_CODES = 131072
 """Bytes of digits worked on together: a share of the second-level cache."""
 PART_PRODUCTS = 150_000
 """Products in one part of the work: about 3 microseconds of one core."""
+TILED_ROWS = amx.ROWS // DIGITS
+FEWEST_ROWS = 4
+"""That are multiplied in tiles of `amx`, for which codes are unpacked."""
 UNPACKING = 2
 """What making a float of a code costs, in products."""
 
@@ -157,6 +163,50 @@ def _columns_of_digits(  # type: ignore[no-untyped-def]
 
 
 @inner
+def _columns_in_tiles(  # type: ignore[no-untyped-def]
+    thread, part, parts, threads, bands, ready, out, all_digits, all_factors, x, codes, scales, zeros, bits, group_size,
+    size, bias,
+):  # fmt: skip
+    """The same by way of `packed_tiles`."""
+    (rows, k), digits_step = x.shape, all_digits.shape[3]
+    digits, factors = own_fixed_point(thread, ready, all_digits, all_factors, x, group_size)
+    panels, groups = (size + PANEL - 1) // PANEL, (k + group_size - 1) // group_size
+    panel_size = k * bits // WORD_BITS * PANEL
+    top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
+    stop = end if ends_share(part, parts, threads) else panels
+    step, none = STRIP * PANEL, np.empty(0, np.float32)
+    each = group_bytes(STRIP, group_size)
+    tiles, totals = aligned(groups * each), aligned(4 * amx.ROWS * step).view(np.int32)
+    sums = aligned(4 * TILED_ROWS * step).view(np.float32)
+    use_tiles()
+    for q in range(begin, end, STRIP):
+        count, n = min(STRIP, end - q), q * PANEL
+        width = min(count * PANEL, size - n)
+        for t in range(top, bottom, TILED_ROWS):
+            height = min(TILED_ROWS, bottom - t)
+            soon = following(q, count, stop, t - top, bottom - top, panel_size)
+            share_of_it = count * panel_size * height // ((bottom - top) * groups)
+            for g in range(groups):
+                fetch(codes, soon + g * share_of_it, share_of_it)
+                place = g * each if bottom - top > TILED_ROWS else 0  # to be read again, or not
+                if t == top:
+                    unpack_group(tiles, place, codes, zeros, q, count, k, g, group_size, groups)
+                tile_products(
+                    totals, step, digits, t * DIGITS * digits_step + g * group_size, digits_step, height * DIGITS,
+                    tiles, place, (count + 1) // 2 * 2, min(group_size, k - g * group_size), False,
+                )  # fmt: skip
+                add_group(sums, totals, step, factors, t, height, scales, q, count, g, groups)
+            for m in range(height):
+                if factors[t + m] == 0:
+                    _float_tile(
+                        sums, m * step, x.reshape(rows * k), (t + m) * k, np.int64(1), codes, scales, zeros, bits,
+                        q, count, k, group_size, groups,
+                    )  # fmt: skip
+                scaled(out, (t + m) * size + n, sums, m * step, ONE, none, bias, n, width)
+    leave_tiles()
+
+
+@inner
 def _ordered_rows(part, parts, out, x, order):  # type: ignore[no-untyped-def]
     rows, k = out.shape
     for t in range(rows * part // parts, rows * (part + 1) // parts):
@@ -190,23 +240,39 @@ def _product(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-@compiled
-def _product_of_digits(  # type: ignore[no-untyped-def]
-    words, parts, out, x, rows, codes, scales, kind, zeros, bits, group_size, size, bias, k
+@inner
+def _operands(  # type: ignore[no-untyped-def]
+    words, out, x, rows, codes, scales, kind, zeros, bits, group_size, size, bias, k
 ):  # fmt: skip
+    """What the functions of digits take after the part and the parts."""
     real, octet, word = np.float32(0), np.uint8(0), np.int32(0)
     full, groups = (size + PANEL - 1) // PANEL * PANEL, (k + group_size - 1) // group_size
     values, bands, threads = array_at(x, real, (rows, k)), row_bands(words, rows), thread_count(words)
     digits, factors = fixed_point(words, values, group_size, bands)
-    share_by_thread(
-        words, bands * max(1, parts // bands), _columns_of_digits,
-        (
-            threads, bands, spaced(threads), array_at(out, real, (rows * size,)), digits, factors, values,
-            array_at(codes, word, (full * k * bits // WORD_BITS,)), array_at(scales, kind, (full * groups,)),
-            array_at(zeros, octet, (full * groups,)), bits, group_size, size,
-            array_at(bias, real, (size if bias else 0,)),
-        ),
+    return (
+        threads, bands, spaced(threads), array_at(out, real, (rows * size,)), digits, factors, values,
+        array_at(codes, word, (full * k * bits // WORD_BITS,)), array_at(scales, kind, (full * groups,)),
+        array_at(zeros, octet, (full * groups,)), bits, group_size, size,
+        array_at(bias, real, (size if bias else 0,)),
     )  # fmt: skip
+
+
+@compiled
+def _product_of_digits(  # type: ignore[no-untyped-def]
+    words, parts, out, x, rows, codes, scales, kind, zeros, bits, group_size, size, bias, k
+):  # fmt: skip
+    operands = _operands(words, out, x, rows, codes, scales, kind, zeros, bits, group_size, size, bias, k)
+    bands = operands[1]
+    share_by_thread(words, bands * max(1, parts // bands), _columns_of_digits, operands)
+
+
+@compiled
+def _product_in_tiles(  # type: ignore[no-untyped-def]
+    words, parts, out, x, rows, codes, scales, kind, zeros, bits, group_size, size, bias, k
+):  # fmt: skip
+    operands = _operands(words, out, x, rows, codes, scales, kind, zeros, bits, group_size, size, bias, k)
+    bands = operands[1]
+    share_by_thread(words, bands * max(1, parts // bands), _columns_in_tiles, operands)
 
 
 def linear_w4(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -223,7 +289,10 @@ def linear_w4(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) 
             launch(_in_order, parts, values.data_ptr(), given.data_ptr(), rows, weight.order.data_ptr(), k)
         bias = None if bias is None else dense(bias)
         parts = max(1, min((rows + UNPACKING) * size * k // PART_PRODUCTS, size // (STRIP * PANEL)))
-        product = _product_of_digits if X86_DIGITS and 2 * weight.group_size <= W8A8_MAX_K else _product
+        product = _product
+        if X86_DIGITS and 2 * weight.group_size <= W8A8_MAX_K:
+            tiled = weight.bits == BITS and (weight.group_size % TILE_INPUTS == 0 or weight.group_size >= k)
+            product = _product_in_tiles if AMX and tiled and rows >= FEWEST_ROWS else _product_of_digits
         launch(
             product, parts, out.data_ptr(), values.data_ptr(), rows, weight.codes.data_ptr(),
             weight.scales.data_ptr(), KINDS[weight.scales.dtype], weight.zeros.data_ptr(), weight.bits,

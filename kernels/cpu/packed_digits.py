@@ -129,7 +129,7 @@ class _Tile:
         for vector in _pairs(places):
             parts = [b.load(b.bitcast(b.gep(zeros, [at]), octets.as_pointer()), align=1) for at in vector]
             lanes = len(vector) * PANEL
-            zero = b.zext(_joined(b, parts), ir.VectorType(_I32, lanes))
+            zero = b.zext(joined(b, parts), ir.VectorType(_I32, lanes))
             for own, start in zip(sums, starts, strict=True):
                 own.append(cgutils.alloca_once_value(b, b.mul(zero, splat(b, b.sub(_I32(0), start), lanes))))
         with cgutils.for_range_slice(b, begin, end, word(self._inputs), word) as (k, _):
@@ -151,7 +151,7 @@ class _Tile:
     def _quads(self, b: Any, panels: list[Any]) -> list[Any]:
         """The codes of a word of each output in one or two panels, four in each lane."""
         kind = ir.VectorType(_I32, PANEL)
-        word = _joined(b, [b.load(b.bitcast(panel, kind.as_pointer()), align=4) for panel in panels])
+        word = joined(b, [b.load(b.bitcast(panel, kind.as_pointer()), align=4) for panel in panels])
         mask = constant(word.type, _MASKS[self._bits])
         return [b.and_(b.lshr(word, constant(word.type, place)), mask) for place in range(0, 8, self._bits)]
 
@@ -160,7 +160,7 @@ class _Tile:
     ) -> None:  # fmt: skip
         """Add what a group's sums stand for."""
         for v, vector in enumerate(_pairs(places)):
-            scale = _joined(b, [widened(b, scales, at, self._scale_type, PANEL) for at in vector])
+            scale = joined(b, [widened(b, scales, at, self._scale_type, PANEL) for at in vector])
             for m, factor in enumerate(factors):
                 value = in_base(b, [b.load(own[v]) for own in sums[m * DIGITS : (m + 1) * DIGITS]])
                 value = b.fmul(value, splat(b, factor, value.type.count))
@@ -176,7 +176,7 @@ def _lanes(panels: int) -> list[int]:
     return [PANEL * len(vector) for vector in _pairs([None] * panels)]
 
 
-def _joined(b: Any, parts: list[Any]) -> Any:
+def joined(b: Any, parts: list[Any]) -> Any:
     """One vector of one or two."""
     if len(parts) == 1:
         return parts[0]

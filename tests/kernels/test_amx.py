@@ -12,6 +12,8 @@ import torch
 from heddle.kernels import cpu
 from heddle.kernels.cpu import amx, digits
 
+from .test_linear_w4 import layer
+
 Check = Callable[..., None]
 pytestmark = pytest.mark.skipif(not amx.AMX, reason="this processor has no AMX, or Linux does not permit it")
 LAYERS = {
@@ -69,6 +71,39 @@ def test_a_layers_bits_are_those_without_tiles(
                 monkeypatch.setattr(module, "AMX", tiles)
                 found.append(LAYERS[name](x[:rows], held, scale, bias))
             torch.testing.assert_close(found[0], found[1], rtol=0, atol=0, equal_nan=True)
+    finally:
+        cpu.team.TEAM.resize(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(
+    ("n", "k", "group_size"), [(8, 64, 64), (25, 144, 64), (31, 576, 576), (200, 1536, 128)]
+)
+def test_a_packed_layers_bits_are_those_without_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+    check: Check,
+    threads: int,
+    ordered: bool,
+    n: int,
+    k: int,
+    group_size: int,
+) -> None:
+    weight, wide = layer(n, k, group_size, 4, ordered=ordered, dtype=torch.float16)
+    held, bias, x = cpu.hold_packed(weight), torch.randn(n), torch.randn(130, k)
+    x[5], x[7, 0], x[20, k - 1] = 0, float("inf"), float("nan")
+    module, before = importlib.import_module("heddle.kernels.cpu.linear_w4"), cpu.team.TEAM.num_threads
+    cpu.team.TEAM.resize(threads)
+    try:
+        for rows in (1, 5, 6, 16, 17, 49, 130):
+            found = []
+            for tiles in (True, False):
+                monkeypatch.setattr(module, "AMX", tiles)
+                monkeypatch.setattr(module, "FEWEST_ROWS", 1)
+                found.append(cpu.linear_w4(x[:rows], held, bias))
+            torch.testing.assert_close(found[0], found[1], rtol=0, atol=0, equal_nan=True)
+            finite = x[:rows].isfinite().all(1)
+            check(found[0][finite], x[:rows][finite].double() @ wide.T + bias.double(), 2.0)
     finally:
         cpu.team.TEAM.resize(before)
 
