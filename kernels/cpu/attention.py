@@ -23,7 +23,7 @@ from .exponential import exp
 from .products import row_products
 from .recording import empty, launch
 from .team import share
-from .vector_ir import LANES, add_weighted_rows, fma, largest, load, store, total
+from .vector_ir import LANES, WIDEST, add_weighted_rows, fma, largest, load, store, total
 
 ROWS = 4
 """Rows of one sequence worked on together, so that a key is fetched once for all of them."""
@@ -52,21 +52,19 @@ def _add_values(out, out_at, heads, weights, at, step, pool, tokens, value_at, l
         d = 0
         if heads - h >= 3:
             outs, ps = (o, o + head_dim, o + 2 * head_dim), (p, p + step, p + 2 * step)
-            while d + 4 * LANES <= whole:
-                columns = (d, d + LANES, d + 2 * LANES, d + 3 * LANES)
-                add_weighted_rows(out, outs, weights, ps, pool, tokens, value_at, length, columns, soon)
-                d += 4 * LANES
+            while d + WIDEST * LANES <= whole:
+                add_weighted_rows(out, outs, weights, ps, pool, tokens, value_at, length, d, WIDEST, soon)
+                d += WIDEST * LANES
             while d < whole:
-                add_weighted_rows(out, outs, weights, ps, pool, tokens, value_at, length, (d,), soon)
+                add_weighted_rows(out, outs, weights, ps, pool, tokens, value_at, length, d, 1, soon)
                 d += LANES
             h += 3
         else:
-            while d + 4 * LANES <= whole:
-                columns = (d, d + LANES, d + 2 * LANES, d + 3 * LANES)
-                add_weighted_rows(out, (o,), weights, (p,), pool, tokens, value_at, length, columns, soon)
-                d += 4 * LANES
+            while d + WIDEST * LANES <= whole:
+                add_weighted_rows(out, (o,), weights, (p,), pool, tokens, value_at, length, d, WIDEST, soon)
+                d += WIDEST * LANES
             while d < whole:
-                add_weighted_rows(out, (o,), weights, (p,), pool, tokens, value_at, length, (d,), soon)
+                add_weighted_rows(out, (o,), weights, (p,), pool, tokens, value_at, length, d, 1, soon)
                 d += LANES
             h += 1
     for h in range(heads):

@@ -48,6 +48,7 @@ from .vector_ir import LANES, add_weighted_rows, load
 
 COLUMNS = STRIP * PANEL
 """Of the output, worked on together."""
+STRIP_GROUPS = COLUMNS // LANES
 
 CACHED_CODES = 65536
 """Codes worked on together (128 KiB: a share of the second-level cache)."""
@@ -97,10 +98,9 @@ def _finish_rows(  # type: ignore[no-untyped-def]
     for m in range(count):
         t = first + m
         if counts[t]:
-            for i in range(0, COLUMNS, 3 * LANES):
-                add_weighted_rows(
-                    deltas, (i,), flat, (t * k,), table, places[t], i, counts[t], (0, LANES, 2 * LANES), 3 * LANES
-                )  # fmt: skip
+            add_weighted_rows(
+                deltas, (0,), flat, (t * k,), table, places[t], 0, counts[t], 0, STRIP_GROUPS, COLUMNS
+            )  # fmt: skip
         scaled_sums(out, t * scale.size + n, sums, m * COLUMNS, row_scales[t], deltas, scale, bias, n, width)
         if counts[t]:
             deltas[:] = np.float32(0)

@@ -25,7 +25,7 @@ from .compiled import compiled, inner
 from .products import row_products
 from .recording import launch
 from .team import share, thread_count
-from .vector_ir import LANES, add_weighted_rows, fma, load, store
+from .vector_ir import LANES, WIDEST, add_weighted_rows, fma, load, store
 
 SHRINK_RANKS, SHRINK_PAIRS = 8, 32
 """A unit of the first pass: so many rows of A times so many rows of x."""
@@ -108,12 +108,11 @@ def _shrink(  # type: ignore[no-untyped-def]
 def _add_columns(out, outs, sums, sum_rows, pool, b_rows, rank, begin, end):  # type: ignore[no-untyped-def]
     """out[o + n] += sum_r sums[s + r] * B[r][n] for the rows (o, s) and n from begin to end."""
     n = begin
-    while n + 4 * LANES <= end:
-        columns = (n, n + LANES, n + 2 * LANES, n + 3 * LANES)
-        add_weighted_rows(out, outs, sums, sum_rows, pool, b_rows, 0, rank, columns, 4 * LANES)
-        n += 4 * LANES
+    while n + WIDEST * LANES <= end:
+        add_weighted_rows(out, outs, sums, sum_rows, pool, b_rows, 0, rank, n, WIDEST, WIDEST * LANES)
+        n += WIDEST * LANES
     while n + LANES <= end:
-        add_weighted_rows(out, outs, sums, sum_rows, pool, b_rows, 0, rank, (n,), LANES)
+        add_weighted_rows(out, outs, sums, sum_rows, pool, b_rows, 0, rank, n, 1, LANES)
         n += LANES
     while n < end:
         for m in range(len(outs)):

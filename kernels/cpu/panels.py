@@ -45,15 +45,13 @@ from numba.extending import intrinsic
 
 from ..dense_weight import PAIR, PANEL
 from . import digits
-from .vector_ir import L2, TILED_INT8, call_tiles, fused, lines_from, pointers, prefetch, splat, widened
+from .vector_ir import L2, TILED_INT8, WIDE, call_tiles, fused, lines_from, pointers, prefetch, splat, widened
 
 ROWS = 6
 """Rows of a tile, at most."""
 _FEATURES = binding.get_host_cpu_features()
 X86_PAIRS = bool(_FEATURES.get("avx2"))
 """Whether this machine multiplies pairs of int16 and adds the two in one instruction."""
-WIDE = bool(_FEATURES.get("avx512f")) and binding.get_host_cpu_name() != "znver4"
-"""Whether vectors of 16 floats are multiplied as fast as those of eight; and there are 32 registers."""
 AHEAD = 256
 """Elements of a panel that are fetched before their turn."""
 

@@ -16,12 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+_FEATURES = binding.get_host_cpu_features()
+WIDE = bool(_FEATURES.get("avx512f")) and binding.get_host_cpu_name() != "znver4"
+"""Whether vectors of 16 floats are multiplied as fast as those of eight; and there are 32 registers."""
 LANES = 8
+WIDEST = 8 if WIDE else 4
+"""Groups of `LANES` columns that `add_weighted_rows` adds to three rows at once without running out of registers."""
 CACHE_LINE = 64
 L1, L2 = 3, 2
 """The nearest cache that `prefetch` fills, as LLVM calls it."""
@@ -33,69 +38,66 @@ TILED_INT8 = types.uint8
 _F32, _I8, _I16, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 
 
-@intrinsic
+@intrinsic(prefer_literal=True)
 def add_weighted_rows(
-    typingctx: Any,
-    out: Any,
-    out_rows: Any,
-    p: Any,
-    p_rows: Any,
-    v: Any,
-    v_rows: Any,
-    v_at: Any,
-    count: Any,
-    columns: Any,
-    soon: Any,
-) -> Any:
-    """out[out_rows[m] + c + i] += sum_j p[p_rows[m] + j] * v[v_rows[j] + v_at + c + i], for i in 0..7, c in columns
+    typingctx: Any, out: Any, out_rows: Any, p: Any, p_rows: Any, v: Any, v_rows: Any, v_at: Any, count: Any,
+    column: Any, groups: Any, soon: Any,
+) -> Any:  # fmt: skip
+    """out[out_rows[m] + c] += sum_j p[p_rows[m] + j] * v[v_rows[j] + v_at + c], for 8 * `groups` columns from `column`
 
-    j runs from 0 to count; each sum starts at zero and is then added to `out`. `v_rows` is an int64 array; `out_rows`,
-    `p_rows` and `columns` are tuples, whose lengths fix the tile. What lies `soon` elements after the values at hand is
-    fetched meanwhile.
+    j runs from 0 to count; each sum starts at zero and is then added to `out`. `v_rows` is an int64 array; `out_rows`
+    and `p_rows` are tuples, `groups` is a literal: they fix the tile. What lies `soon` elements after the values at
+    hand is fetched meanwhile.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         arrays = pointers(context, b, signature, args)
-        v_type = signature.args[4].dtype
-        outs = [b.gep(arrays[0], [offset]) for offset in cgutils.unpack_tuple(b, args[1])]
-        weights = [b.gep(arrays[2], [offset]) for offset in cgutils.unpack_tuple(b, args[3])]
-        values = b.gep(arrays[4], [args[6]])
-        starts = cgutils.unpack_tuple(b, args[8])
-        operands = [*outs, *weights, *starts, values, arrays[5], args[7], args[9]]
+        v_type, width = signature.args[4].dtype, groups.literal_value
+        column = args[8]
+        outs = [b.gep(arrays[0], [b.add(at, column)]) for at in cgutils.unpack_tuple(b, args[1])]
+        weights = [b.gep(arrays[2], [at]) for at in cgutils.unpack_tuple(b, args[3])]
+        values = b.gep(arrays[4], [b.add(args[6], column)])
+        operands = [*outs, *weights, values, arrays[5], args[7], args[10]]
+        vectors = _vectors(width, WIDE)
 
         def define(function: Any) -> None:
-            _define_weighted_rows(function, len(outs), len(starts), v_type)
+            _define_weighted_rows(function, len(outs), vectors, v_type)
 
-        call_tile(b, f"heddle.weighted.{len(outs)}.{len(starts)}.{v_type}", operands, define)
+        call_tile(b, f"heddle.weighted.{len(outs)}.{width}.{v_type}.{WIDE}", operands, define)
         return context.get_dummy_value()
 
-    return types.void(out, out_rows, p, p_rows, v, v_rows, v_at, count, columns, soon), generate
+    word = types.int64
+    return types.void(out, out_rows, p, p_rows, v, v_rows, word, word, word, groups, word), generate
 
 
-def _define_weighted_rows(function: Any, rows: int, groups: int, v_type: Any) -> None:
-    """The body of `add_weighted_rows` for one tile: `rows` outputs and weights, `groups` starts of eight columns."""
+def _vectors(groups: int, wide: bool) -> list[tuple[int, int]]:
+    """(first column, lanes) of the vectors that hold 8 * `groups` columns."""
+    lanes = 2 * LANES if wide else LANES
+    whole = groups * LANES // lanes * lanes
+    rest = [(whole, LANES)] if whole < groups * LANES else []
+    return [(column, lanes) for column in range(0, whole, lanes)] + rest
+
+
+def _define_weighted_rows(function: Any, rows: int, vectors: list[tuple[int, int]], v_type: Any) -> None:
+    """The body of `add_weighted_rows` for one tile: `rows` outputs and weights."""
     b = ir.IRBuilder(function.append_basic_block("entry"))
     outs, weights = function.args[:rows], function.args[rows : 2 * rows]
-    starts, (values, v_rows, count, soon) = function.args[2 * rows : -4], function.args[-4:]
-    sums = [cgutils.alloca_once_value(b, splat(b, _F32(0.0))) for _ in range(rows * groups)]
-    with cgutils.for_range_slice(b, count.type(0), count, count.type(1), count.type) as (j, _):
+    values, v_rows, count, soon = function.args[2 * rows :]
+    word, columns = count.type, vectors[-1][0] + vectors[-1][1]
+    sums = [[cgutils.alloca_once_value(b, splat(b, _F32(0.0), lanes)) for _, lanes in vectors] for _ in outs]
+    with cgutils.for_range_slice(b, word(0), count, word(1), word) as (j, _):
         row = b.gep(values, [b.load(b.gep(v_rows, [j]))])
-        for line in range(0, groups * LANES * v_type.bitwidth // 8, CACHE_LINE):
-            prefetch(
-                b, b.gep(row, [b.add(b.add(starts[0], soon), count.type(line * 8 // v_type.bitwidth))]), L2
-            )
-        factors = [splat(b, b.load(b.gep(weight, [j]))) for weight in weights]
-        for n, start in enumerate(
-            starts
-        ):  # one value at a time: with 12 sums and 3 factors that fills 16 registers
-            value = widened(b, row, start, v_type, LANES)
-            for m, factor in enumerate(factors):
-                slot = sums[m * groups + n]
-                b.store(fused(b, factor, value, b.load(slot)), slot)
-    for i, slot in enumerate(sums):
-        m, n = divmod(i, groups)
-        target = b.bitcast(b.gep(outs[m], [starts[n]]), ir.VectorType(_F32, LANES).as_pointer())
-        b.store(b.fadd(b.load(target, align=4), b.load(slot)), target, align=4)
+        for line in range(0, columns * v_type.bitwidth // 8, CACHE_LINE):
+            prefetch(b, b.gep(row, [b.add(soon, word(line * 8 // v_type.bitwidth))]), L2)
+        factors = [b.load(b.gep(weight, [j])) for weight in weights]
+        for n, (column, lanes) in enumerate(vectors):  # one value at a time, or there are too few registers
+            value = widened(b, row, word(column), v_type, lanes)
+            for own, factor in zip(sums, factors, strict=True):
+                b.store(fused(b, splat(b, factor, lanes), value, b.load(own[n])), own[n])
+    for out, own in zip(outs, sums, strict=True):
+        for slot, (column, lanes) in zip(own, vectors, strict=True):
+            target = b.bitcast(b.gep(out, [word(column)]), ir.VectorType(_F32, lanes).as_pointer())
+            b.store(b.fadd(b.load(target, align=4), b.load(slot)), target, align=4)
     b.ret_void()
 
 
