@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 
 from ..dense_weight import PANEL
 from .digits import QUAD, TILE_INPUTS, X86_DIGITS
-from .vector_ir import L2, call_tiles, pointers, prefetch
+from .vector_ir import L2, call_tiles, lines_from, pointers, prefetch
 
 TILE = 16
 """Rows of a tile; outputs of a tile of weights."""
@@ -35,8 +35,8 @@ ROW_TILES, COLUMN_TILES = 3, 2
 ROWS = ROW_TILES * TILE
 """Rows of digits multiplied together, at most."""
 AHEAD = 16384
-"""Bytes of a panel that are fetched before their turn. 1,024 to 8,192 make 16 rows of weights that come from the third
-level 5 to 15 % slower; where all weights are in the second one, fetching costs a quarter."""
+"""Bytes of panels that are fetched before their turn where all rows are multiplied at once. 1,024 to 8,192 make 16 rows
+of weights that come from the third level 5 to 15 % slower; of weights in the second one, fetching costs a quarter."""
 
 _DIGITS, _WEIGHTS = ROW_TILES * COLUMN_TILES, ROW_TILES * COLUMN_TILES + 1
 """Registers; the sums' come first."""
@@ -86,34 +86,28 @@ def leave_tiles(typingctx: Any) -> Any:
 @intrinsic
 def tile_products(
     typingctx: Any, out: Any, out_step: Any, codes: Any, at: Any, step: Any, rows: Any, w: Any, w_at: Any, panels: Any,
-    k: Any, fetch: Any,
+    k: Any, soon: Any, lines: Any,
 ) -> Any:  # fmt: skip
     """out[m * out_step + 8 q + i] = sum_k codes[at + m * step + k] * weight[8 q + i, k], int32, exact modulo 2^32
 
     for m < `rows` (1 to `ROWS`) rounded up to a multiple of 16, q < `panels` (even), i < 8. The panels of the weight,
-    tiled, begin at w[w_at]; codes and out are flat, codes int8 and read up to a multiple of 64 inputs. If `fetch`,
-    panels are fetched from memory before their turn.
+    tiled, begin at w[w_at]; codes and out are flat, codes int8 and read up to a multiple of 64 inputs. Beside each tile
+    of weights `lines` cache lines are fetched, from w[soon] on.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         arrays = pointers(context, b, signature, args)
-        _, out_step, _, at, step, rows, _, w_at, panels, k, fetch = args
+        _, out_step, _, at, step, rows, _, w_at, panels, k, soon, lines = args
         operands = [
-            arrays[0],
-            out_step,
-            b.gep(arrays[2], [at]),
-            step,
-            b.gep(arrays[6], [w_at]),
-            panels,
-            k,
-            fetch,
-        ]
+            arrays[0], out_step, b.gep(arrays[2], [at]), step, b.gep(arrays[6], [w_at]), panels, k,
+            b.gep(arrays[6], [soon]), lines,
+        ]  # fmt: skip
         count = b.sdiv(b.add(rows, rows.type(TILE - 1)), rows.type(TILE))
         call_tiles(b, count, "heddle.amx.products", operands, _Tiles, ROW_TILES)
         return context.get_dummy_value()
 
     word = types.int64
-    return types.void(out, word, codes, word, word, word, w, word, word, word, types.boolean), generate
+    return types.void(out, word, codes, word, word, word, w, word, word, word, word, word), generate
 
 
 class _Tiles:
@@ -123,9 +117,9 @@ class _Tiles:
         self._rows = rows
 
     def define(self, function: Any) -> None:
-        """`function` takes out, out_step, codes, step, w, panels, k and fetch as the intrinsic tells."""
+        """`function` takes out, out_step, codes, step, w, panels, k, what is fetched and lines."""
         b = ir.IRBuilder(function.append_basic_block("entry"))
-        out, out_step, codes, step, w, panels, k, fetch = function.args
+        out, out_step, codes, step, w, panels, k, soon, lines = function.args
         word = step.type
         columns, first = b.sdiv(panels, word(TILE // PANEL)), word(0)
         tiles = b.sdiv(b.add(k, word(TILE_INPUTS - 1)), word(TILE_INPUTS))
@@ -137,7 +131,10 @@ class _Tiles:
             with cgutils.for_range_slice(b, first, last, word(count), word) as (column, _):
                 begins = [b.gep(w, [b.mul(size, b.add(column, word(c)))]) for c in range(count)]
                 places = [b.gep(row, [b.mul(column, word(TILE))]) for row in outs]
-                self._products(b, places, out_step, rows, step, begins, tiles, fetch)
+                near = lines_from(b, soon, b.mul(b.mul(column, tiles), lines))
+                self._products(
+                    b, places, out_step, rows, step, begins, tiles, near, b.mul(lines, word(count))
+                )
             first = last
         b.ret_void()
 
@@ -150,7 +147,8 @@ class _Tiles:
         step: Any,
         columns: list[Any],
         tiles: Any,
-        fetch: Any,
+        soon: Any,
+        lines: Any,
     ) -> None:
         """Those of tiles of rows and of outputs that begin at these pointers."""
         word, count = step.type, len(columns)
@@ -158,10 +156,9 @@ class _Tiles:
             _instruction(b, "tilezero", _I8(register))
         with cgutils.for_range(b, tiles) as loop:
             at, inputs = b.mul(loop.index, word(TILE * ROW_BYTES)), b.mul(loop.index, word(ROW_BYTES))
-            with b.if_then(fetch):
-                for column in columns:
-                    for line in range(TILE):
-                        prefetch(b, b.gep(column, [b.add(at, word(AHEAD + line * ROW_BYTES))]), L2)
+            near = lines_from(b, soon, b.mul(loop.index, lines))
+            with cgutils.for_range(b, lines) as line:
+                prefetch(b, lines_from(b, near, line.index), L2)
             for c, column in enumerate(columns):
                 _instruction(b, "tileloadd64", _I8(_WEIGHTS), b.gep(column, [at]), word(ROW_BYTES))
                 order = list(range(len(rows)))

@@ -43,12 +43,17 @@ _ZEROS = HALF * (BASE**DIGITS - 1) // (BASE - 1)
 @inner
 def fixed_point(words, x, group_size, bands):  # type: ignore[no-untyped-def]
     """For `own_fixed_point`: digits of the rows of x [rows, k], with inputs in groups of `group_size`, int8 [copies,
-    rows up to a multiple of `amx.TILE`, DIGITS, step], and scales, powers of two, float32 [copies, rows].
+    rows and `amx.TILE` rows of digits more, DIGITS, step], and scales, powers of two, float32 [copies, rows].
 
     With several bands of rows they are there afterwards, one copy; else there is room for each thread's own.
     """
     (rows, k), copies = x.shape, thread_count(words) if bands == 1 else 1
-    shape = (copies, (rows + TILE - 1) // TILE * TILE, DIGITS, digit_step(k, group_size))
+    shape = (
+        copies,
+        rows + TILE // DIGITS,
+        DIGITS,
+        digit_step(k, group_size),
+    )  # a tile may begin at the last one
     codes = aligned(shape[0] * shape[1] * shape[2] * shape[3]).reshape(shape)
     scales = np.empty((copies, rows), np.float32)
     if copies == 1:

@@ -30,7 +30,7 @@ from .compiled import compiled, inner
 from .digits import DIGITS, TILE_ROWS, fixed_point_products
 from .epilogue import scaled, scaled_numbers
 from .fixed_point import fixed_point, own_fixed_point
-from .linears import ONE, STRIP, extent, following, part_of_product, row_bands
+from .linears import ONE, STRIP, extent, fetched_beside_tiles, following, part_of_product, row_bands
 from .panels import panel_products
 from .recording import empty, launch
 from .team import ends_share, share_by_thread, spaced, thread_count
@@ -83,6 +83,7 @@ def _columns_in_tiles(  # type: ignore[no-untyped-def]
     codes, row_scales = own_fixed_point(thread, ready, all_codes, all_scales, x, k)
     columns = STRIP * PANEL
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
+    stop = end if ends_share(part, parts, threads) else panels
     totals, sums = aligned(4 * amx.ROWS * columns).view(np.int32), np.empty(columns, np.float32)
     use_tiles()
     for q in range(begin, end, STRIP):
@@ -90,19 +91,10 @@ def _columns_in_tiles(  # type: ignore[no-untyped-def]
         width = min(count * PANEL, size - n)
         for t in range(top, bottom, TILED_ROWS):
             height = min(TILED_ROWS, bottom - t)
+            soon, lines = fetched_beside_tiles(q, count, stop, t - top, height, bottom - top, each)
             tile_products(
-                totals,
-                columns,
-                codes,
-                t * DIGITS * step,
-                step,
-                height * DIGITS,
-                w,
-                q * each,
-                count,
-                k,
-                t == top,
-            )
+                totals, columns, codes, t * DIGITS * step, step, height * DIGITS, w, q * each, count, k, soon, lines
+            )  # fmt: skip
             for m in range(t, t + height):
                 at, factor = m * size + n, row_scales[m]
                 if factor == 0:

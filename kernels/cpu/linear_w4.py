@@ -193,7 +193,7 @@ def _columns_in_tiles(  # type: ignore[no-untyped-def]
                     unpack_group(tiles, place, codes, zeros, q, count, k, g, group_size, groups)
                 tile_products(
                     totals, step, digits, t * DIGITS * digits_step + g * group_size, digits_step, height * DIGITS,
-                    tiles, place, (count + 1) // 2 * 2, min(group_size, k - g * group_size), False,
+                    tiles, place, (count + 1) // 2 * 2, min(group_size, k - g * group_size), 0, 0,
                 )  # fmt: skip
                 add_group(sums, totals, step, factors, t, height, scales, q, count, g, groups)
             for m in range(height):

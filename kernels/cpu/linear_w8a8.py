@@ -40,7 +40,7 @@ from .compiled import compiled, inner
 from .digits import digit_step
 from .epilogue import scaled_sums
 from .int8_rows import quantise_rows
-from .linears import PART_VALUES, STRIP, extent, following, part_of_product, row_bands
+from .linears import PART_VALUES, STRIP, extent, fetched_beside_tiles, following, part_of_product, row_bands
 from .panels import ROWS, panel_products
 from .recording import empty, launch
 from .team import APART, ends_share, share, share_by_thread, spaced, thread_count
@@ -167,6 +167,7 @@ def _columns_in_tiles(  # type: ignore[no-untyped-def]
     codes, row_scales, values = all_codes[copy].reshape(height * step), all_scales[copy], all_values[copy]
     places, counts = all_places[copy], all_counts[copy]
     top, bottom, begin, end = part_of_product(part, parts, bands, rows, panels)
+    stop = end if ends_share(part, parts, threads) else panels
     sums = aligned(4 * amx.ROWS * COLUMNS).view(np.int32)
     table, deltas = np.empty(outlier_columns.size * COLUMNS, np.float32), np.zeros(COLUMNS, np.float32)
     use_tiles()
@@ -176,7 +177,8 @@ def _columns_in_tiles(  # type: ignore[no-untyped-def]
         _widen_columns(table, outlier_columns, w, n, width, each, outputs, inputs)
         for t in range(top, bottom, amx.ROWS):
             height = min(amx.ROWS, bottom - t)
-            tile_products(sums, COLUMNS, codes, t * step, step, height, w, q * each, count, k, t == top)
+            soon, lines = fetched_beside_tiles(q, count, stop, t - top, height, bottom - top, each)
+            tile_products(sums, COLUMNS, codes, t * step, step, height, w, q * each, count, k, soon, lines)
             _finish_rows(
                 out, t, height, n, width, sums, row_scales, values, places, counts, table, deltas, scale, bias
             )  # fmt: skip
@@ -191,7 +193,7 @@ def _operands(words, zero, out_at, x_at, rows, w_at, like, layout, size, scale_a
     x, w = array_at(x_at, real, (rows, k)), array_at(w_at, like, (panels * each,))
     bands, threads, limit = row_bands(words, rows), thread_count(words), np.int32(limit)
     copies = threads if bands == 1 else 1
-    shape = (copies, (rows + amx.TILE - 1) // amx.TILE * amx.TILE, digit_step(k, k))
+    shape = (copies, rows + amx.TILE - 1, digit_step(k, k))  # a tile may begin at the last one
     none = np.full(0, zero)
     codes = aligned(shape[0] * shape[1] * shape[2] * none.itemsize).view(none.dtype).reshape(shape)
     row_scales = np.empty((copies, rows), np.float32)

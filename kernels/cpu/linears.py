@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from ..dense_weight import PANEL, DenseWeight
+from .amx import AHEAD, TILE
 from .arrays import address, array_at, dense, kind
 from .compiled import compiled, inner
 from .epilogue import scaled
@@ -53,6 +54,14 @@ def following(q, count, stop, row, rows, panel_size):  # type: ignore[no-untyped
     if q + count >= stop:
         return q * panel_size
     return (q + count) * panel_size + count * panel_size * row // rows
+
+
+@inner
+def fetched_beside_tiles(q, count, stop, row, height, rows, each):  # type: ignore[no-untyped-def]
+    """`following` for rows multiplied `height` at a time in tiles (`amx`): where, and how many lines beside a tile."""
+    if height >= rows:
+        return q * each + AHEAD, TILE
+    return following(q, count, stop, row, rows, each), (TILE * height + rows - 1) // rows
 
 
 @inner

@@ -28,9 +28,9 @@ def test_sums_are_those_of_integers(rows: int, k: int) -> None:
     use, multiply, leave = amx.use_tiles, amx.tile_products, amx.leave_tiles
 
     @numba.njit
-    def run(out, codes, step, rows, w, panels, k, fetch):  # type: ignore[no-untyped-def]
+    def run(out, codes, step, rows, w, panels, k, lines):  # type: ignore[no-untyped-def]
         use()
-        multiply(out, 8 * panels, codes, step, step, rows, w, 0, panels, k, fetch)
+        multiply(out, 8 * panels, codes, step, step, rows, w, 0, panels, k, 0, lines)
         leave()
 
     draw, full = np.random.default_rng(k), -(-rows // 16) * 16
@@ -39,9 +39,9 @@ def test_sums_are_those_of_integers(rows: int, k: int) -> None:
         codes = draw.integers(-128, 128, (full + 1, step)).astype(np.int8)
         matrix = draw.integers(-128, 128, (8 * panels, k)).astype(np.int8)
         held = cpu.hold(torch.from_numpy(matrix.copy())).values.numpy().ravel().view(np.uint8)
-        for fetch in (False, True):
+        for lines in (0, 5):
             out = np.full((full, 8 * panels), -1, np.int32)
-            run(out.ravel(), codes.ravel(), step, rows, held, panels, k, fetch)
+            run(out.ravel(), codes.ravel(), step, rows, held, panels, k, lines)
             want = codes[1 : rows + 1, :k].astype(np.int64) @ matrix.astype(np.int64).T
             assert (out[:rows] == want).all()
     assert "llvm.x86.tdpbssd" in next(iter(run.inspect_llvm().values()))
