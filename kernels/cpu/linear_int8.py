@@ -1,8 +1,8 @@
 """Linear layers with weights in int8 and activations in float32, as good as exact.
 
 Where the processor has AVX512-VNNI a row of activations becomes fixed-point numbers of 24 bits (`fixed_point`) and all
-products and sums are of integers. A row that has no such form is multiplied in float32; so is everything on other
-processors.
+products and sums are of integers, by AMX where it has that too. A row that has no such form is multiplied in float32;
+so is everything on other processors.
 
 GOP/s of one core of an AMD EPYC (Zen 4), float32 -> fixed point; the error of normal random rows (Frobenius, against
 float64) is 3e-7 to 5e-7 -> 1.5e-7:
@@ -11,6 +11,12 @@ float64) is 3e-7 to 5e-7 -> 1.5e-7:
     576 x 960   43 -> 69    82 -> 112   98 -> 130    101 -> 135   98 -> 137
     576 x 3072  50 -> 82    88 -> 126   100 -> 136   101 -> 138   94 -> 131
     1536 x 576  46 -> 72    87 -> 122   100 -> 137   103 -> 141   102 -> 141
+
+All layers of the demo base one after the other, milliseconds of two cores of an Intel Xeon (Granite Rapids):
+
+    rows       1     2     4    16    64   256
+    VNNI     4.2   3.2   3.6   9.9    36   135
+    AMX      3.3   2.9   3.2   5.3    13    36
 
 The demo base has rows with values hundreds of times the others: its logits are 3.6e-6 from those of its dequantised
 weights in float32, where sums in float32 are 1.5e-6 from them.
@@ -41,6 +47,8 @@ CACHED_CODES = 131072
 """Bytes of digits worked on together: a share of the second-level cache."""
 PART_PRODUCTS = 250_000
 """Products in one part of the work: about 3 microseconds of one core."""
+PART_WEIGHTS = 100_000
+"""Weights in one part where few rows share them: as long, since they come from memory."""
 
 
 @inner
@@ -145,7 +153,8 @@ def linear_int8(
     out = empty(rows, size)
     if rows and size:
         values, scale, bias = dense(x), dense(scale), None if bias is None else dense(bias)
-        parts = max(1, min(rows * size * k // PART_PRODUCTS, size // (STRIP * PANEL)))
+        parts = max(rows * size * k // PART_PRODUCTS, size * k // PART_WEIGHTS)
+        parts = max(1, min(parts, size // (STRIP * PANEL)))
         product = _product_in_tiles if AMX else _product
         launch(
             product, parts, out.data_ptr(), values.data_ptr(), rows, weight.values.data_ptr(),

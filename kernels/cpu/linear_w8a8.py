@@ -5,11 +5,11 @@ less than what another core wrote takes to arrive. Then whoever has some part of
 (integers, exact in any order) and adds each row's outliers in the order of their columns. No row's result depends on
 another; what rows share is the work of widening weights.
 
-The weights stay the int8 that `linear_int8` reads. Where the processor multiplies four of them at once (AVX512-VNNI)
-codes are int8, one digit a row (`digits`); elsewhere they are int16 and weights are widened, once for all rows of a
-tile. The sums are the same integers, so the results are the same bits. Against float32 x int8, in GOP/s of one core
-(AMD EPYC, Zen 3; the better of two turns on a machine that others use too; with an outlier in every row it loses 2 to
-15 %):
+The weights stay the int8 that `linear_int8` reads. Where the processor multiplies four of them at once (AVX512-VNNI;
+tiles of them with AMX) codes are int8, one digit a row (`digits`); elsewhere they are int16 and weights are widened,
+once for all rows of a tile. The sums are the same integers, so the results are the same bits. Against float32 x int8,
+in GOP/s of one core (AMD EPYC, Zen 3; the better of two turns on a machine that others use too; with an outlier in
+every row it loses 2 to 15 %):
 
     K x N       1 row       4 rows      16 rows      64 rows      256 rows
     576 x 576   30 -> 32    63 -> 79    82 -> 112    90 -> 128    88 -> 127
@@ -21,6 +21,12 @@ and, four at once, on a Zen 4:
     576 x 960   43 -> 72    82 -> 209   98 -> 317    101 -> 367   98 -> 384
     576 x 3072  50 -> 92    88 -> 255   100 -> 355   101 -> 389   94 -> 385
     1536 x 576  46 -> 65    87 -> 232   100 -> 344   103 -> 385   102 -> 398
+
+All layers of the demo base one after the other, milliseconds of two cores of an Intel Xeon (Granite Rapids):
+
+    rows       1     2     4    16    64   256
+    VNNI     3.5   3.7   3.8   6.2    17    63
+    AMX      3.6   3.6   3.7   4.3   9.2    24
 
 It is the faster one for 4 rows and more and about as fast for fewer, so nothing has to choose between the two by their
 number: a result would then depend on who shares the batch.
