@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from heddle.kernels import cpu, triton
+from heddle.kernels.cpu import digits
 from heddle.kernels.ops import W8A8_MAX_K, Ops
 from heddle.kernels.packed_weight import PackedWeight, pack, unpack
 
@@ -212,6 +213,7 @@ def test_scales_of_every_size_over_rows_of_every_size(check: Check) -> None:
         check(cpu.linear_w4(x, cpu.hold_packed(weight), None), x.double() @ wide.T, 2.0)
 
 
+@pytest.mark.skipif(not digits.X86_DIGITS, reason="sums in float32 round, and overflow nowhere near")
 @pytest.mark.parametrize("code", [0, 255])
 def test_sums_of_the_largest_numbers(code: int) -> None:
     k = W8A8_MAX_K // 32 * 16
